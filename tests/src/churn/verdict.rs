@@ -1,0 +1,115 @@
+//! Compares the last quarter of the samples with the second one.
+
+use std::{collections::BTreeMap, fmt};
+
+use super::Sample;
+
+/// Private memory may grow by this part. Its pages are those of the C library's heap, which returns
+/// free pages late and keeps some of them half full. A leak of one KiB per cycle is more than that
+/// after an hour.
+const MEMORY_PERCENT: u64 = 5;
+/// Below so many samples a quarter has no median of memory that means something.
+const LEAST_FOR_MEMORY: usize = 12;
+
+/// A difference that is too large.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// What grew or shrank.
+    pub what: String,
+    /// The median of the second quarter.
+    pub before: u64,
+    /// The median of the last quarter.
+    pub after: u64,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} became {}", self.what, self.before, self.after)
+    }
+}
+
+/// The outcome of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// Memory at the second and at the last quarter, in KiB.
+    pub memory: Vec<Change>,
+    /// Counts that are not as before.
+    pub counts: Vec<Change>,
+    /// Memory that grew too much, in KiB.
+    pub grown: Vec<Change>,
+}
+
+impl Verdict {
+    /// Compares samples that were taken in this order, at least two.
+    pub fn of(samples: &[Sample]) -> Self {
+        let quarter = samples.len() / 4;
+        let earlier = &samples[quarter..(samples.len() / 2).max(quarter + 1)];
+        let later = &samples[samples.len() - quarter.max(1)..];
+        let memory = changes(earlier, later, |sample| &sample.memory);
+        let counts = changes(earlier, later, |sample| &sample.counts);
+        let too_much = |change: &&Change| change.after * 100 > change.before * (100 + MEMORY_PERCENT);
+        let grown = memory.iter().filter(|_| samples.len() >= LEAST_FOR_MEMORY).filter(too_much).cloned().collect();
+        Self { counts: counts.into_iter().filter(|change| change.before != change.after).collect(), grown, memory }
+    }
+
+    /// Returns whether everything stayed as it was.
+    pub fn flat(&self) -> bool {
+        self.counts.is_empty() && self.grown.is_empty()
+    }
+}
+
+fn changes(earlier: &[Sample], later: &[Sample], of: impl Fn(&Sample) -> &BTreeMap<String, u64>) -> Vec<Change> {
+    let names = earlier.iter().chain(later).flat_map(|sample| of(sample).keys());
+    let names: std::collections::BTreeSet<_> = names.collect();
+    let median = |samples: &[Sample], name: &str| {
+        let mut values: Vec<_> = samples.iter().map(|sample| of(sample).get(name).copied().unwrap_or(0)).collect();
+        values.sort_unstable();
+        values.get(values.len() / 2).copied().unwrap_or(0)
+    };
+    let change =
+        |name: &String| Change { what: name.clone(), before: median(earlier, name), after: median(later, name) };
+    names.into_iter().map(change).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(values: impl IntoIterator<Item = (u64, u64)>) -> Vec<Sample> {
+        let sample = |(memory, count)| Sample {
+            memory: [("agent".to_owned(), memory)].into(),
+            counts: [("descriptors".to_owned(), count)].into(),
+            ..Sample::default()
+        };
+        values.into_iter().map(sample).collect()
+    }
+
+    #[test]
+    fn the_same_state_is_flat_whatever_single_samples_say() {
+        let noisy = (0..40).map(|n| (10_000 + n % 3 * 100, if n % 7 == 0 { 31 } else { 30 }));
+        assert!(Verdict::of(&samples(noisy)).flat());
+        assert!(Verdict::of(&samples([(9, 30), (90, 30)])).flat(), "two samples say nothing about memory");
+    }
+
+    #[test]
+    fn one_descriptor_more_is_found() {
+        let leaking = Verdict::of(&samples((0..40).map(|n| (10_000, 30 + n / 30))));
+        assert_eq!(leaking.counts.iter().map(Change::to_string).collect::<Vec<_>>(), ["descriptors: 30 became 31"]);
+        assert!(!Verdict::of(&samples([(1, 30), (1, 31)])).flat());
+        assert!(!Verdict::of(&samples([(1, 30), (1, 30), (1, 29)])).flat());
+    }
+
+    #[test]
+    fn memory_that_grows_all_the_time_is_found() {
+        let leaking = Verdict::of(&samples((0..40).map(|n| (10_000 + n * 50, 30))));
+        assert_eq!(leaking.grown.len(), 1, "{leaking:?}");
+        assert!(Verdict::of(&samples((0..40).map(|n| (10_000 + n * 10, 30)))).flat());
+    }
+
+    #[test]
+    fn what_is_new_counts_as_grown() {
+        let mut grown = samples([(1, 30); 8]);
+        grown.iter_mut().skip(6).for_each(|sample| drop(sample.counts.insert("Leases".to_owned(), 1)));
+        assert_eq!(Verdict::of(&grown).counts.len(), 1);
+    }
+}
