@@ -41,7 +41,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let samples = churn.run(plan.time, &mut print)?;
     let verdict = Verdict::of(&samples);
     let tally = churn.stop()?;
-    println!("\n{} cycles; the client: {} answers, {} lost", samples.len() - 1, tally.answered, tally.lost);
+    println!("\n{} cycles; the client: {} answers, {} lost", samples.len(), tally.answered, tally.lost);
     println!("medians of the second and of the last quarter:");
     for change in &verdict.memory {
         println!("  memory in KiB, {change}");
