@@ -38,7 +38,14 @@ fn run(arguments: &Arguments) -> Result<bool> {
         "{:>6} {:>9} {:>9} {:>5} {:>8} {:>5} {:>8} {:>6}  the cycle, besides {} Services",
         "time", "agent", "allocator", "files", "entries", "pins", "programs", "Leases", plan.services
     );
-    let samples = churn.run(plan.time, &mut print)?;
+    let mut last: Option<Sample> = None;
+    let samples = churn.run(plan.time, &mut |sample, did| {
+        print(sample, did);
+        let differences = last.iter().flat_map(|last| sample.differences(last));
+        differences.for_each(|difference| println!("         {difference}"));
+        println!("         {:?}", sample.passing);
+        last = Some(sample.clone());
+    })?;
     let verdict = Verdict::of(&samples);
     let tally = churn.stop()?;
     println!("\n{} cycles; the client: {} answers, {} lost", samples.len(), tally.answered, tally.lost);
@@ -60,9 +67,9 @@ fn print(sample: &Sample, did: &str) {
         sample.time.as_secs(),
         memory("node-1"),
         memory("allocator"),
-        sample.sum("descriptors"),
-        sample.entries(),
-        sample.sum("pinned files"),
+        sample.sum(": descriptors of "),
+        sample.sum(": entries of "),
+        sample.sum(": pinned files"),
         sample.sum("programs that use the maps"),
         sample.sum("Leases"),
     );

@@ -13,7 +13,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, api::ListParams};
 use serde_json::Value;
 
-use super::{Churn, KEPT};
+use super::{Change, Churn, KEPT};
 use crate::{agent::Agent, api_server::SYSTEM, cluster::PATIENCE, lan::Node, process, scrape::Metrics};
 
 /// The state between two cycles.
@@ -33,14 +33,14 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Returns the sum of all counts whose name ends like this.
-    pub fn sum(&self, end: &str) -> u64 {
-        self.counts.iter().filter(|(name, _)| name.ends_with(end)).map(|(_, count)| count).sum()
+    /// Returns the sum of all counts whose name has this part.
+    pub fn sum(&self, part: &str) -> u64 {
+        self.counts.iter().filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum()
     }
 
-    /// Returns the sum of the entries of all maps.
-    pub fn entries(&self) -> u64 {
-        self.counts.iter().filter(|(name, _)| name.contains(" entries of ")).map(|(_, count)| count).sum()
+    /// Returns the counts that differ from those of another sample.
+    pub fn differences(&self, other: &Self) -> Vec<Change> {
+        Change::all(&[other], &[self], |sample| &sample.counts).into_iter().filter(Change::differs).collect()
     }
 }
 
@@ -87,7 +87,9 @@ impl Sample {
         if kept {
             self.memory.insert(name.to_owned(), field("RssAnon:")?);
         }
-        self.count(name, "descriptors", fs::read_dir(proc.join("fd"))?.count() as u64);
+        for (kind, count) in descriptors(&proc)? {
+            self.count(name, &format!("descriptors of {kind}"), count);
+        }
         self.passing.insert(format!("{name}: threads"), field("Threads:")?);
         Ok(())
     }
@@ -104,6 +106,20 @@ impl Sample {
         self.count(&node.name, "nftables objects", nftables_objects(node)?);
         Ok(())
     }
+}
+
+/// Returns the numbers of a process's descriptors by kind: `socket`, `anon_inode:bpf-map` and the
+/// like, or `file`.
+fn descriptors(proc: &Path) -> Result<BTreeMap<String, u64>> {
+    let mut kinds = BTreeMap::new();
+    for entry in fs::read_dir(proc.join("fd"))? {
+        // It may be closed meanwhile.
+        let Ok(target) = fs::read_link(entry?.path()) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        let kind = if target.starts_with('/') { "file" } else { target.split(":[").next().unwrap_or(&target) };
+        *kinds.entry(kind.to_owned()).or_default() += 1;
+    }
+    Ok(kinds)
 }
 
 /// Returns the number of files below a folder.

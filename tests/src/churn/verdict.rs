@@ -1,6 +1,10 @@
 //! Compares the last quarter of the samples with the second one.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    borrow::Borrow,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use super::Sample;
 
@@ -11,20 +15,44 @@ const MEMORY_PERCENT: u64 = 5;
 /// Below so many samples a quarter has no median of memory that means something.
 const LEAST_FOR_MEMORY: usize = 12;
 
-/// A difference that is too large.
+/// A value at two times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// What grew or shrank.
+    /// The value's name.
     pub what: String,
-    /// The median of the second quarter.
+    /// The earlier median.
     pub before: u64,
-    /// The median of the last quarter.
+    /// The later median.
     pub after: u64,
+}
+
+impl Change {
+    /// Returns the medians of everything that one of these groups of samples has.
+    pub(super) fn all<S: Borrow<Sample>>(
+        earlier: &[S],
+        later: &[S],
+        of: impl Fn(&Sample) -> &BTreeMap<String, u64>,
+    ) -> Vec<Self> {
+        let names: BTreeSet<_> = earlier.iter().chain(later).flat_map(|sample| of(sample.borrow()).keys()).collect();
+        let median = |samples: &[S], name: &str| {
+            let value = |sample: &S| of(sample.borrow()).get(name).copied().unwrap_or(0);
+            let mut values: Vec<_> = samples.iter().map(value).collect();
+            values.sort_unstable();
+            values.get(values.len() / 2).copied().unwrap_or(0)
+        };
+        let change =
+            |name: &String| Self { what: name.clone(), before: median(earlier, name), after: median(later, name) };
+        names.into_iter().map(change).collect()
+    }
+
+    pub(super) fn differs(&self) -> bool {
+        self.before != self.after
+    }
 }
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} became {}", self.what, self.before, self.after)
+        write!(f, "{}: {} -> {}", self.what, self.before, self.after)
     }
 }
 
@@ -45,30 +73,17 @@ impl Verdict {
         let quarter = samples.len() / 4;
         let earlier = &samples[quarter..(samples.len() / 2).max(quarter + 1)];
         let later = &samples[samples.len() - quarter.max(1)..];
-        let memory = changes(earlier, later, |sample| &sample.memory);
-        let counts = changes(earlier, later, |sample| &sample.counts);
+        let memory = Change::all(earlier, later, |sample| &sample.memory);
+        let counts = Change::all(earlier, later, |sample| &sample.counts);
         let too_much = |change: &&Change| change.after * 100 > change.before * (100 + MEMORY_PERCENT);
         let grown = memory.iter().filter(|_| samples.len() >= LEAST_FOR_MEMORY).filter(too_much).cloned().collect();
-        Self { counts: counts.into_iter().filter(|change| change.before != change.after).collect(), grown, memory }
+        Self { counts: counts.into_iter().filter(Change::differs).collect(), grown, memory }
     }
 
     /// Returns whether everything stayed as it was.
     pub fn flat(&self) -> bool {
         self.counts.is_empty() && self.grown.is_empty()
     }
-}
-
-fn changes(earlier: &[Sample], later: &[Sample], of: impl Fn(&Sample) -> &BTreeMap<String, u64>) -> Vec<Change> {
-    let names = earlier.iter().chain(later).flat_map(|sample| of(sample).keys());
-    let names: std::collections::BTreeSet<_> = names.collect();
-    let median = |samples: &[Sample], name: &str| {
-        let mut values: Vec<_> = samples.iter().map(|sample| of(sample).get(name).copied().unwrap_or(0)).collect();
-        values.sort_unstable();
-        values.get(values.len() / 2).copied().unwrap_or(0)
-    };
-    let change =
-        |name: &String| Change { what: name.clone(), before: median(earlier, name), after: median(later, name) };
-    names.into_iter().map(change).collect()
 }
 
 #[cfg(test)]
@@ -94,7 +109,7 @@ mod tests {
     #[test]
     fn one_descriptor_more_is_found() {
         let leaking = Verdict::of(&samples((0..40).map(|n| (10_000, 30 + n / 30))));
-        assert_eq!(leaking.counts.iter().map(Change::to_string).collect::<Vec<_>>(), ["descriptors: 30 became 31"]);
+        assert_eq!(leaking.counts.iter().map(Change::to_string).collect::<Vec<_>>(), ["descriptors: 30 -> 31"]);
         assert!(!Verdict::of(&samples([(1, 30), (1, 31)])).flat());
         assert!(!Verdict::of(&samples([(1, 30), (1, 30), (1, 29)])).flat());
     }
