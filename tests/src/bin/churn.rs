@@ -43,7 +43,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         print(sample, did);
         let differences = last.iter().flat_map(|last| sample.differences(last));
         differences.for_each(|difference| println!("         {difference}"));
-        println!("         {:?}", sample.passing);
+        println!("         {:?}", sample.fluctuating);
         last = Some(sample.clone());
     })?;
     let verdict = Verdict::of(&samples);
@@ -53,7 +53,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     for change in &verdict.memory {
         println!("  memory in KiB, {change}");
     }
-    for change in verdict.counts.iter().chain(&verdict.grown) {
+    for change in &verdict.not_flat {
         println!("  NOT FLAT: {change}");
     }
     println!("{}", if verdict.flat() { "flat: nothing grew" } else { "not flat" });

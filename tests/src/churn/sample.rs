@@ -23,11 +23,11 @@ pub struct Sample {
     pub time: Duration,
     /// Private memory of the processes that run all the time, in KiB.
     pub memory: BTreeMap<String, u64>,
-    /// What can be counted, by its name.
+    /// What is the same between all cycles, by its name.
     pub counts: BTreeMap<String, u64>,
-    /// What can be counted and depends on the last moments, such as records of flows. There is no
-    /// verdict about it.
-    pub passing: BTreeMap<String, u64>,
+    /// What depends on the last minutes, and is bounded: connections that wait for the next request,
+    /// threads that wait for work, records of flows.
+    pub fluctuating: BTreeMap<String, u64>,
     /// The client's answered requests so far.
     pub answered: u64,
 }
@@ -87,10 +87,12 @@ impl Sample {
         if kept {
             self.memory.insert(name.to_owned(), field("RssAnon:")?);
         }
-        for (kind, count) in descriptors(&proc)? {
+        let connections = connections(&proc)?;
+        for (kind, count) in descriptors(&proc, &connections)? {
             self.count(name, &format!("descriptors of {kind}"), count);
         }
-        self.passing.insert(format!("{name}: threads"), field("Threads:")?);
+        self.fluctuating.insert(format!("{name}: connections"), connections.len() as u64);
+        self.fluctuating.insert(format!("{name}: threads"), field("Threads:")?);
         Ok(())
     }
 
@@ -100,7 +102,7 @@ impl Sample {
             self.count(&node.name, &format!("entries of {map}"), entries);
         }
         for (state, records) in metrics.by_label("vipmux_flow_records", "state") {
-            self.passing.insert(format!("{}: flow records, {state}", node.name), records);
+            self.fluctuating.insert(format!("{}: flow records, {state}", node.name), records);
         }
         self.count(&node.name, "pinned files", files(agent.pins())?);
         self.count(&node.name, "nftables objects", nftables_objects(node)?);
@@ -108,18 +110,35 @@ impl Sample {
     }
 }
 
-/// Returns the numbers of a process's descriptors by kind: `socket`, `anon_inode:bpf-map` and the
-/// like, or `file`.
-fn descriptors(proc: &Path) -> Result<BTreeMap<String, u64>> {
+/// Returns the sockets of a process's TCP connections, as its descriptors name them. An HTTP client
+/// keeps connections for later requests.
+fn connections(proc: &Path) -> Result<BTreeSet<String>> {
+    let mut of_namespace = BTreeSet::new();
+    for table in ["net/tcp", "net/tcp6"] {
+        let text = fs::read_to_string(proc.join(table))?;
+        // Fields of `/proc/net/tcp`: the fourth is the state, 0A is listening; the tenth is the inode.
+        let rows = text.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
+        let inode = |row: Vec<&str>| row.get(9).filter(|_| row[3] != "0A").map(|inode| format!("socket:[{inode}]"));
+        of_namespace.extend(rows.filter_map(inode));
+    }
+    Ok(open_files(proc)?.into_iter().filter(|file| of_namespace.contains(file)).collect())
+}
+
+/// Returns the numbers of a process's other descriptors by kind: `socket`, `anon_inode:bpf-map` and
+/// the like, or `file`.
+fn descriptors(proc: &Path, connections: &BTreeSet<String>) -> Result<BTreeMap<String, u64>> {
     let mut kinds = BTreeMap::new();
-    for entry in fs::read_dir(proc.join("fd"))? {
-        // It may be closed meanwhile.
-        let Ok(target) = fs::read_link(entry?.path()) else { continue };
-        let target = target.to_string_lossy().into_owned();
-        let kind = if target.starts_with('/') { "file" } else { target.split(":[").next().unwrap_or(&target) };
+    for file in open_files(proc)?.iter().filter(|file| !connections.contains(*file)) {
+        let kind = if file.starts_with('/') { "file" } else { file.split(":[").next().unwrap_or(file) };
         *kinds.entry(kind.to_owned()).or_default() += 1;
     }
     Ok(kinds)
+}
+
+fn open_files(proc: &Path) -> Result<Vec<String>> {
+    // A descriptor may be closed meanwhile.
+    let targets = fs::read_dir(proc.join("fd"))?.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    Ok(targets.map(|target| target.to_string_lossy().into_owned()).collect())
 }
 
 /// Returns the number of files below a folder.

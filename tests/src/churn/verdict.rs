@@ -12,8 +12,8 @@ use super::Sample;
 /// free pages late and keeps some of them half full. A leak of one KiB per cycle is more than that
 /// after an hour.
 const MEMORY_PERCENT: u64 = 5;
-/// Below so many samples a quarter has no median of memory that means something.
-const LEAST_FOR_MEMORY: usize = 12;
+/// Below so many samples the quarters are too short to compare memory and what fluctuates.
+const LEAST_FOR_MOVING: usize = 12;
 
 /// A value at two times.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,12 +59,11 @@ impl fmt::Display for Change {
 /// The outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// Memory at the second and at the last quarter, in KiB.
+    /// Memory, in KiB.
     pub memory: Vec<Change>,
-    /// Counts that are not as before.
-    pub counts: Vec<Change>,
-    /// Memory that grew too much, in KiB.
-    pub grown: Vec<Change>,
+    /// Everything that is not as it was: counts that differ, and what fluctuates or is memory and
+    /// has grown too much.
+    pub not_flat: Vec<Change>,
 }
 
 impl Verdict {
@@ -74,15 +73,21 @@ impl Verdict {
         let earlier = &samples[quarter..(samples.len() / 2).max(quarter + 1)];
         let later = &samples[samples.len() - quarter.max(1)..];
         let memory = Change::all(earlier, later, |sample| &sample.memory);
-        let counts = Change::all(earlier, later, |sample| &sample.counts);
-        let too_much = |change: &&Change| change.after * 100 > change.before * (100 + MEMORY_PERCENT);
-        let grown = memory.iter().filter(|_| samples.len() >= LEAST_FOR_MEMORY).filter(too_much).cloned().collect();
-        Self { counts: counts.into_iter().filter(Change::differs).collect(), grown, memory }
+        let mut not_flat = Change::all(earlier, later, |sample| &sample.counts);
+        not_flat.retain(Change::differs);
+        if samples.len() >= LEAST_FOR_MOVING {
+            let most = |what: &String| earlier.iter().filter_map(|sample| sample.fluctuating.get(what)).max().copied();
+            let fluctuating = Change::all(earlier, later, |sample| &sample.fluctuating);
+            not_flat.extend(fluctuating.into_iter().filter(|change| Some(change.after) > most(&change.what)));
+            let too_much = |change: &&Change| change.after * 100 > change.before * (100 + MEMORY_PERCENT);
+            not_flat.extend(memory.iter().filter(too_much).cloned());
+        }
+        Self { memory, not_flat }
     }
 
     /// Returns whether everything stayed as it was.
     pub fn flat(&self) -> bool {
-        self.counts.is_empty() && self.grown.is_empty()
+        self.not_flat.is_empty()
     }
 }
 
@@ -109,7 +114,7 @@ mod tests {
     #[test]
     fn one_descriptor_more_is_found() {
         let leaking = Verdict::of(&samples((0..40).map(|n| (10_000, 30 + n / 30))));
-        assert_eq!(leaking.counts.iter().map(Change::to_string).collect::<Vec<_>>(), ["descriptors: 30 -> 31"]);
+        assert_eq!(leaking.not_flat.iter().map(Change::to_string).collect::<Vec<_>>(), ["descriptors: 30 -> 31"]);
         assert!(!Verdict::of(&samples([(1, 30), (1, 31)])).flat());
         assert!(!Verdict::of(&samples([(1, 30), (1, 30), (1, 29)])).flat());
     }
@@ -117,14 +122,25 @@ mod tests {
     #[test]
     fn memory_that_grows_all_the_time_is_found() {
         let leaking = Verdict::of(&samples((0..40).map(|n| (10_000 + n * 50, 30))));
-        assert_eq!(leaking.grown.len(), 1, "{leaking:?}");
+        assert_eq!(leaking.not_flat.len(), 1, "{leaking:?}");
         assert!(Verdict::of(&samples((0..40).map(|n| (10_000 + n * 10, 30)))).flat());
+    }
+
+    #[test]
+    fn what_fluctuates_may_do_so_within_its_bounds() {
+        let fluctuating = |connections: fn(u64) -> u64| {
+            let sample =
+                |n| Sample { fluctuating: [("connections".to_owned(), connections(n))].into(), ..Sample::default() };
+            Verdict::of(&(0..40).map(sample).collect::<Vec<_>>())
+        };
+        assert!(fluctuating(|n| 20 + n % 5).flat());
+        assert!(!fluctuating(|n| 20 + n % 5 + n / 5).flat());
     }
 
     #[test]
     fn what_is_new_counts_as_grown() {
         let mut grown = samples([(1, 30); 8]);
         grown.iter_mut().skip(6).for_each(|sample| drop(sample.counts.insert("Leases".to_owned(), 1)));
-        assert_eq!(Verdict::of(&grown).counts.len(), 1);
+        assert_eq!(Verdict::of(&grown).not_flat.len(), 1);
     }
 }
