@@ -1,6 +1,6 @@
 //! One cycle: Services come, agents and API server are disturbed, Services go.
 
-use std::{collections::BTreeSet, net::Ipv4Addr, thread, time::Duration};
+use std::{collections::BTreeSet, net::Ipv4Addr, slice, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -28,12 +28,27 @@ impl Churn {
     /// Runs a cycle, and returns what it did besides the Services.
     pub(super) fn cycle(&mut self, number: usize) -> Result<String> {
         let documents: Vec<Value> = (0..self.services).flat_map(|n| service(n).documents()).collect();
-        self.cluster.api()?.apply_all(&documents)?;
+        documents.iter().try_for_each(|document| self.apply(document))?;
         self.await_served(self.services)?;
         let did = [self.move_leaders(number)?, self.disturb_api(number)?, self.restart_agent(number)?];
-        self.cluster.api()?.delete_all(&documents)?;
+        documents.iter().try_for_each(|document| self.delete(document))?;
         self.settle()?;
         Ok(did.iter().filter(|text| !text.is_empty()).map(String::as_str).collect::<Vec<_>>().join(", "))
+    }
+
+    /// Applies a document. On a busy machine a request may take etcd too long.
+    fn apply(&self, document: &Value) -> Result<()> {
+        let api = self.cluster.api()?;
+        wait::until("a written object", LONG, || api.apply_all(slice::from_ref(document)).map(drop))
+    }
+
+    /// Deletes the object of a document. A deletion that failed may have been carried out.
+    fn delete(&self, document: &Value) -> Result<()> {
+        let api = self.cluster.api()?;
+        wait::until("a deleted object", LONG, || match api.delete_all(slice::from_ref(document)) {
+            Err(error) if api.get(document)?.is_some() => Err(error),
+            _ => Ok(()),
+        })
     }
 
     /// Waits for the state between cycles: all agents work, and only the Services that stay are
