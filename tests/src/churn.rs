@@ -15,7 +15,7 @@ mod verdict;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 pub use self::{
     sample::Sample,
@@ -26,11 +26,12 @@ use crate::{
     allocator::{self, Allocator},
     api_server::ApiServer,
     client::{Kind, Request},
-    cluster::Cluster,
+    cluster::{Cluster, PATIENCE},
     lan::{Lan, Options},
     manifests::{Manifests, Service, VIP},
     pod::Listener,
     traffic::{Tally, Traffic},
+    wait,
 };
 
 /// The node whose agent is never restarted.
@@ -116,6 +117,16 @@ impl Churn {
             number += 1;
         }
         Ok(samples)
+    }
+
+    /// Waits until all counts are those of a sample. For a moment there may be more: a self-check
+    /// opens maps.
+    pub fn await_counts_of(&self, sample: &Sample) -> Result<()> {
+        wait::until("the counts of the first sample", PATIENCE, || {
+            let differences = self.sample(Instant::now())?.differences(sample);
+            ensure!(differences.is_empty(), "{differences:?}");
+            Ok(())
+        })
     }
 
     /// Ends everything. Returns what the client saw.

@@ -9,7 +9,6 @@ use serde_json::Value;
 use super::{Churn, KEPT, STAYING};
 use crate::{
     agent::Agent,
-    cluster::{LONG, PATIENCE},
     lan::Node,
     manifests::{Endpoint, Service, VIP},
     wait,
@@ -23,6 +22,8 @@ const FIRST_PORT: u16 = 20_000;
 const POD_PORT: u16 = 9000;
 /// How long the API server does not answer.
 const SILENCE: Duration = Duration::from_secs(4);
+/// The time limit of each wait: the run shares the machine with others for an hour.
+const LIMIT: Duration = Duration::from_mins(10);
 
 impl Churn {
     /// Runs a cycle, and returns what it did besides the Services.
@@ -39,13 +40,13 @@ impl Churn {
     /// Applies a document. On a busy machine a request may take etcd too long.
     fn apply(&self, document: &Value) -> Result<()> {
         let api = self.cluster.api()?;
-        wait::until("a written object", LONG, || api.apply_all(slice::from_ref(document)).map(drop))
+        wait::until("a written object", LIMIT, || api.apply_all(slice::from_ref(document)).map(drop))
     }
 
     /// Deletes the object of a document. A deletion that failed may have been carried out.
     fn delete(&self, document: &Value) -> Result<()> {
         let api = self.cluster.api()?;
-        wait::until("a deleted object", LONG, || match api.delete_all(slice::from_ref(document)) {
+        wait::until("a deleted object", LIMIT, || match api.delete_all(slice::from_ref(document)) {
             Err(error) if api.get(document)?.is_some() => Err(error),
             _ => Ok(()),
         })
@@ -54,9 +55,17 @@ impl Churn {
     /// Waits for the state between cycles: all agents work, and only the Services that stay are
     /// there.
     pub(super) fn settle(&self) -> Result<()> {
-        self.cluster.await_all_alive()?;
+        wait::until("all agents see each other", LIMIT, || {
+            for (node, agent) in self.nodes() {
+                let view = agent.inspect_json(node, &["members"])?;
+                let others = view["members"].as_array().context("no members")?;
+                let alive = others.iter().filter(|member| member["standing"] == "alive").count();
+                ensure!(alive + 1 == self.cluster.agents.len(), "{view}");
+            }
+            Ok(())
+        })?;
         self.await_served(0)?;
-        self.client.wait_for_more(10, LONG)
+        self.client.wait_for_more(10, LIMIT)
     }
 
     /// Waits until the maps of all nodes have so many Services besides those that stay, with all
@@ -64,7 +73,7 @@ impl Churn {
     fn await_served(&self, services: u16) -> Result<()> {
         let vips = usize::from(services.min(ADDRESSES)) + 1;
         for (node, agent) in self.nodes() {
-            wait::until(&format!("{services} more Services on {}", node.name), LONG, || {
+            wait::until(&format!("{services} more Services on {}", node.name), LIMIT, || {
                 let view = agent.inspect_json(node, &["services"])?;
                 let all = view["services"].as_array().context("no services")?;
                 let (count, wanted) = (all.len(), usize::from(services + STAYING));
@@ -73,7 +82,7 @@ impl Churn {
                 Ok(())
             })?;
         }
-        wait::until(&format!("one leader for each of {vips} VIPs"), LONG, || {
+        wait::until(&format!("one leader for each of {vips} VIPs"), LIMIT, || {
             let led = self.nodes().map(|(node, agent)| led(node, agent)).collect::<Result<Vec<_>>>()?;
             let all: BTreeSet<_> = led.iter().flatten().collect();
             ensure!(all.len() == vips && led.iter().flatten().count() == vips, "{led:?}");
@@ -115,10 +124,12 @@ impl Churn {
         let node = ["node-2", "node-3"][number % 2];
         ensure!(node != KEPT, "{KEPT} is kept");
         let signal = if number % 4 < 2 { Signal::SIGTERM } else { Signal::SIGKILL };
-        let agent = self.cluster.agent_mut(node)?;
+        let place = self.cluster.lan.nodes.iter().position(|other| other.name == node).context("no such node")?;
+        let agent = &mut self.cluster.agents[place];
         agent.process().signal(signal)?;
-        agent.process_mut().wait(PATIENCE)?;
-        self.cluster.restart_agent(node)?;
+        agent.process_mut().wait(LIMIT)?;
+        agent.restart(&self.cluster.lan.nodes[place])?;
+        agent.wait_ready(LIMIT)?;
         Ok(format!("{signal} to {node}"))
     }
 
