@@ -39,6 +39,8 @@ mod handover_macs;
 mod interfaces;
 mod kernel;
 mod key_conflict;
+mod lasting;
+mod leadership_faults;
 mod liveness;
 mod log_limit;
 mod metrics_server;
@@ -187,15 +189,19 @@ impl Agent {
         self.telemetry.alive(now, kernel.deadline());
         let attached = !self.serving.interfaces.attached.is_empty();
         let progress = StartupProgress { source_read, attached, synced: self.serving.is_ready() };
-        self.telemetry.progress(progress, self.election.is_stopping(), kernel.lapses());
+        self.telemetry.progress(progress, self.election.is_stopping());
+        self.telemetry.fence(kernel.lapses(), kernel.deadline() > now, now);
         self.telemetry.silence(self.election.elector.keys().silence());
     }
 
     fn heartbeat(&mut self, links: &Links) -> Result<(), AgentError> {
         self.extend_fence()?;
         self.announcements.check_foreign_speakers(&mut self.serving, links)?;
-        if self.election.publish(&mut self.serving.kernel, boottime()?)? {
-            self.telemetry.solitude(self.election.elector.solitude(boottime()?));
+        let now = boottime()?;
+        if self.election.publish(&mut self.serving.kernel, now)? {
+            let elector = &self.election.elector;
+            self.telemetry.solitude(elector.solitude(now));
+            self.telemetry.leadership(&elector.missing_members(), elector.uses_store_evidence(now), now);
             self.telemetry.versions(&self.election.elector.versions());
             self.telemetry.meters.map_usage(self.serving.kernel.observed().fill());
         }
@@ -263,7 +269,7 @@ impl Agent {
     }
 
     fn store_report(&mut self, report: StoreReport) -> Result<(), AgentError> {
-        self.telemetry.meters.lease_operation(&report.operation, &report.result);
+        self.telemetry.lease_operation(&report.operation, &report.result, boottime()?);
         let commands = self.election.elector.store_report(&mut self.serving.kernel, report)?;
         self.execute(&commands)
     }

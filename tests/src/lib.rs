@@ -12,6 +12,7 @@
 //!   to the API server. [`cluster_programs`] finds the binaries.
 //! - Failovers: [`failover`] is a cluster whose leader is about to fail. The bench compares it with
 //!   [`keepalived`].
+//! - [`mod@churn`] changes a cluster in a loop and looks for leaks.
 //! - [`frames`] and [`program`] are for the packet suite, [`mod@bench`] is for the bench.
 
 pub mod agent;
@@ -20,6 +21,7 @@ pub mod api_proxy;
 pub mod api_server;
 pub mod arp;
 pub mod bench;
+pub mod churn;
 pub mod cleanup;
 pub mod client;
 pub mod cluster;

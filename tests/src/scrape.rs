@@ -1,6 +1,7 @@
 //! Reads what an agent or allocator serves by HTTP, from a machine's own network namespace.
 
 use std::{
+    collections::BTreeMap,
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpStream},
     time::Duration,
@@ -53,6 +54,13 @@ impl Metrics {
         self.0.lines().filter(of_it).filter(has).filter_map(value).fold(0.0, |sum, value| sum + value)
     }
 
+    /// Returns a gauge's values by one of its labels.
+    pub fn by_label(&self, name: &str, label: &str) -> BTreeMap<String, u64> {
+        let start = format!("{name}{{{label}=\"");
+        let series = self.0.lines().filter_map(|line| line.strip_prefix(&start)?.split_once("\"} "));
+        series.filter_map(|(label, value)| Some((label.to_owned(), value.parse().ok()?))).collect()
+    }
+
     /// Returns whether there is a series of this metric.
     pub fn has(&self, name: &str) -> bool {
         self.0.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
@@ -71,6 +79,9 @@ mod tests {
         assert_eq!(sum("a_total", &[]), "7");
         assert_eq!(sum("a_total", &[("x", "1")]), "3");
         assert_eq!(sum("a_total", &[("x", "3")]), "0");
+        assert_eq!(metrics.by_label("a_total", "x"), [].into(), "it has two labels");
+        let maps = Metrics("a{map=\"X\"} 3\na{map=\"Y\"} 0\nab{map=\"Z\"} 1\n".to_owned());
+        assert_eq!(maps.by_label("a", "map"), [("X".to_owned(), 3), ("Y".to_owned(), 0)].into());
         assert!(metrics.has("a") && metrics.has("a_total") && !metrics.has("a_tot"));
     }
 }

@@ -5,6 +5,7 @@
 mod bench;
 mod build;
 mod capabilities;
+mod churn;
 mod demo;
 mod fuzz;
 mod generate;
@@ -64,6 +65,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
+    /// Change a cluster in a loop for an hour, and check that memory, descriptors, maps and Leases
+    /// do not grow
+    Churn {
+        /// --minutes N; `-- --help` lists all options
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+        options: Vec<OsString>,
+    },
     /// Run the packet suite and part of the network suite on other kernels, in QEMU (needs no KVM)
     Vm {
         /// The kernels to run on (all, if none is named)
@@ -111,6 +119,7 @@ fn main() -> ExitCode {
         Command::Test { suites } => test::run(&suites),
         Command::Demo { options } => demo::run(&options),
         Command::Bench { options } => bench::run(&options),
+        Command::Churn { options } => churn::run(&options),
         Command::Vm { kernels, update } => vm::run(&kernels, update),
         Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
         Command::Sim { options } => sim::run(&options),

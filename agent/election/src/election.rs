@@ -203,6 +203,11 @@ impl Election {
         self.fence = Fence::new(self.settings.lease, self.mutated);
     }
 
+    /// Returns whether this node may answer at `now`, and only because a survey of the Leases says so.
+    pub fn uses_store_evidence(&self, peers: &Peers, now: Duration) -> bool {
+        self.fence.is_open(now) && self.fence.rests_on_survey(peers.evidence)
+    }
+
     /// Returns the VIPs that this node answers for.
     pub fn leading(&self) -> impl Iterator<Item = Vip> {
         self.own_vips().filter(|(_, role)| *role == Role::Leading).map(|(vip, _)| vip)

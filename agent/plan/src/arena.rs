@@ -79,19 +79,23 @@ pub(super) struct Arena {
     /// The gaps between the ranges: starts to ends. `None` after ranges overlapped or went beyond
     /// the end, as only those of a damaged map do.
     gaps: Option<BTreeMap<u32, u32>>,
+    /// Slots of the ranges that have users. Ranges of a damaged map may overlap and count twice.
+    used: u32,
 }
 
 impl Arena {
     pub(super) fn new(capacity: u32) -> Self {
         let gaps = Some(BTreeMap::from([(0, capacity)]));
-        Self { capacity, ranges: BTreeMap::new(), by_members: BTreeMap::new(), resting: VecDeque::new(), gaps }
+        Self { capacity, ranges: BTreeMap::new(), by_members: BTreeMap::new(), resting: VecDeque::new(), gaps, used: 0 }
     }
 
     /// Records that a table was written. `sound`: it is the one that hashing builds from its
     /// members.
     pub(super) fn insert(&mut self, range: TableRange, members: TableMembers, sound: bool, now: Duration) {
-        if self.ranges.insert(range, MirroredTable { members, sound, digest: 0, users: 0, idle_since: now }).is_none() {
-            self.cover(range);
+        match self.ranges.insert(range, MirroredTable { members, sound, digest: 0, users: 0, idle_since: now }) {
+            None => self.cover(range),
+            Some(former) if former.users > 0 => self.used = self.used.saturating_sub(range.length),
+            Some(_) => {}
         }
         self.resting.push_back((now, range));
     }
@@ -130,6 +134,9 @@ impl Arena {
         let unknown =
             || MirroredTable { members: Arc::new([]), sound: false, digest: 0, users: 0, idle_since: Duration::ZERO };
         let table = self.ranges.entry(range).or_insert_with(unknown);
+        if table.users == 0 {
+            self.used = self.used.saturating_add(range.length);
+        }
         table.users += 1;
         if table.sound {
             self.by_members.entry(Arc::clone(&table.members)).or_insert(range);
@@ -139,6 +146,9 @@ impl Arena {
     /// Records that a service revision that referred to the range is gone.
     pub(super) fn release(&mut self, range: TableRange, now: Duration) {
         let Some(table) = self.ranges.get_mut(&range) else { return };
+        if table.users == 1 {
+            self.used = self.used.saturating_sub(range.length);
+        }
         table.users = table.users.saturating_sub(1);
         if table.users == 0 {
             table.idle_since = now;
@@ -163,11 +173,9 @@ impl Arena {
         }
     }
 
-    /// Returns the number of slots that tables cover, also those that rest: all slots if a damaged
-    /// map's ranges overlap.
-    pub(super) fn covered(&self) -> u32 {
-        let free = |gaps: &BTreeMap<u32, u32>| gaps.iter().map(|(start, end)| end - start).sum::<u32>();
-        self.capacity - self.gaps.as_ref().map_or(0, free)
+    /// Returns the number of slots in tables that a service revision refers to, at most all slots.
+    pub(super) fn used(&self) -> u32 {
+        self.used.min(self.capacity)
     }
 
     fn cover(&mut self, range: TableRange) {
@@ -374,7 +382,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_gaps_are_those_that_a_walk_finds(steps in collection::vec((0..4u8, 1..9u32, any::<prop::sample::Index>()), 1..60)) {
+        fn the_gaps_and_the_used_slots_are_those_that_a_walk_finds(steps in collection::vec((0..4u8, 1..9u32, any::<prop::sample::Index>()), 1..60)) {
             let mut arena = Arena::new(60);
             let mut now = NOW;
             for (what, length, which) in steps {
@@ -392,6 +400,8 @@ mod tests {
                 }
                 prop_assert!(arena.gaps.is_some());
                 prop_assert_eq!(arena.free_ranges(now).gaps, arena.walk(now));
+                let used = arena.ranges.iter().filter(|(_, table)| table.users > 0);
+                prop_assert_eq!(arena.used(), used.map(|(range, _)| range.length).sum::<u32>());
             }
         }
     }

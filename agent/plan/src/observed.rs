@@ -25,12 +25,14 @@ pub struct Observed {
 
 impl Observed {
     /// Returns for each map: its name, the entries in use, and the entries that it has room for.
+    /// Table slots that only rest are not in use: they are free a second later, although nothing may
+    /// happen then that forgets them.
     pub fn fill(&self) -> [(&'static str, usize, usize); 7] {
         let Capacities { vips, services, tables, backends, nodes, peers, source_ranges } = self.maps.capacities;
         let maps = [
             ("VIPS", self.maps.vips.len(), vips),
             ("SERVICES", self.maps.services.len(), services),
-            ("TABLES", self.maps.tables.covered() as usize, tables),
+            ("TABLES", self.maps.tables.used() as usize, tables),
             ("BACKENDS", self.maps.backends.taken(), backends),
             ("NODES", self.maps.nodes.taken(), nodes),
             ("PEERS", self.maps.peers.len(), peers),

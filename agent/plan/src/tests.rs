@@ -201,7 +201,10 @@ fn the_usage_of_the_maps_follows_their_entries() {
     nothing.vips.clear();
     world.reach(&nothing);
     let left = world.observed.fill().map(|(map, used, _)| (map, used));
-    assert!([("VIPS", 0), ("SERVICES", 0), ("BACKENDS", 0)].iter().all(|gone| left.contains(gone)), "{left:?}");
+    assert!(
+        [("VIPS", 0), ("SERVICES", 0), ("TABLES", 0), ("BACKENDS", 0)].iter().all(|gone| left.contains(gone)),
+        "{left:?}"
+    );
 }
 
 #[test]

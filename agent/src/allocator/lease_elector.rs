@@ -131,7 +131,7 @@ impl LeaseElector {
     async fn read(&mut self) -> ReadResult {
         match timeout(REQUEST_TIMEOUT, self.find()).await {
             Ok(Ok(Some(lease))) => {
-                self.logged = None;
+                self.log_success();
                 ReadResult::Lease(record_of(lease))
             }
             Ok(Ok(None)) => ReadResult::NoLease,
@@ -176,7 +176,8 @@ impl LeaseElector {
         };
         match timeout(REQUEST_TIMEOUT, request).await {
             Ok(Ok(made)) => {
-                (self.logged, self.former) = (None, None);
+                self.log_success();
+                self.former = None;
                 UpdateResult::Done(made.metadata.resource_version.unwrap_or_default())
             }
             // Deleted or created by another allocator in between.
@@ -191,6 +192,12 @@ impl LeaseElector {
                 self.log_failure(format!("no answer within {REQUEST_TIMEOUT:?}"));
                 UpdateResult::Unknown
             }
+        }
+    }
+
+    fn log_success(&mut self) {
+        if self.logged.take().is_some() {
+            tracing::info!(lease = LEASE_NAME, "the allocator's lease can be read and written again");
         }
     }
 

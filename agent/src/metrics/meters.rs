@@ -49,6 +49,7 @@ struct ElectionMeters {
     gained: Family<Label, Counter>,
     lost: Family<Label, Counter>,
     lapses: Counter,
+    store_evidence: Gauge,
     leases: Family<[(&'static str, &'static str); 2], Counter>,
     conflicts: Counter,
     contested: Gauge,
@@ -133,6 +134,8 @@ impl ElectionMeters {
         let help = "VIPs that this node stopped answering for, by reason";
         registry.register("vipmux_leaderships_lost", help, self.lost.clone());
         registry.register("vipmux_fence_lapses", "Times that the fence deadline passed", self.lapses.clone());
+        let help = "1 while only the Leases say that this node may answer";
+        registry.register("vipmux_store_evidence", help, self.store_evidence.clone());
         let help = "Operations on Leases, by result";
         registry.register("vipmux_lease_operations", help, self.leases.clone());
         let help = "Times that a foreign speaker had an address before it was put into service";
@@ -329,9 +332,14 @@ impl Meters {
         self.sync.delays.observe(since.as_secs_f64());
     }
 
-    /// Counts a lapse of the fence: its deadline passed.
-    pub fn fence_lapsed(&self) {
-        self.election.lapses.inc();
+    /// Counts lapses of the fence: its deadline passed.
+    pub fn fence_lapsed(&self, lapses: u64) {
+        self.election.lapses.inc_by(lapses);
+    }
+
+    /// Sets whether this node may answer only because the Leases say so.
+    pub fn store_evidence(&self, used: bool) {
+        self.election.store_evidence.set(i64::from(used));
     }
 
     /// Counts an operation on a Lease.

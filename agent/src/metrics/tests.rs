@@ -12,6 +12,8 @@ use vipmux_election::{
 };
 use vipmux_model::{health::Findings, reason::Reason};
 
+const PAGE: &str = include_str!("../../../docs/metrics.md");
+
 /// All metrics of an agent, with a value for each.
 fn everything() -> String {
     let meters = Meters::default();
@@ -19,6 +21,7 @@ fn everything() -> String {
     meters.lost(&Lost::Fenced);
     meters.announcement_forged();
     meters.nodes(4);
+    meters.store_evidence(true);
     meters.versions([(&"9.9.9".to_owned(), &7)]);
     meters.versions([(&"0.1.0".to_owned(), &2)]);
     meters.repaired("VIPS");
@@ -71,6 +74,7 @@ fn values_have_the_right_names_and_labels() {
         r#"vipmux_lease_operations_total{operation="survey",result="done"} 1"#,
         r#"vipmux_lease_operations_total{operation="swap",result="failed"} 0"#,
         "vipmux_nodes 4",
+        "vipmux_store_evidence 1",
         r#"vipmux_agent_versions{version="0.1.0"} 2"#,
         "vipmux_gossip_keys 1.0",
     ] {
@@ -98,18 +102,51 @@ fn the_text_is_well_formed() {
     assert!(text.contains(r#"service="a\"b""#), "a quote is not escaped");
 }
 
+/// The rules of the page are what users load into Prometheus. A name that no metric has is no error
+/// there: the alert is silent for ever.
+#[test]
+fn the_alerts_of_the_page_name_metrics_and_label_values_that_exist() {
+    let yaml = PAGE.split("```yaml\n").find(|block| block.starts_with("groups:")).unwrap().split("```").next().unwrap();
+    let file: serde_json::Value = serde_saphyr::from_str(yaml).unwrap();
+    let rules = file["groups"][0]["rules"].as_array().unwrap();
+    assert!(rules.len() > 10, "{rules:?}");
+    let (exported, documented) = (everything(), documented());
+    for rule in rules {
+        let (alert, expression) = (rule["alert"].as_str().unwrap(), rule["expr"].as_str().unwrap());
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let words = expression.split(|c| !is_name(c)).filter(|word| word.starts_with("vipmux_"));
+        let words: Vec<_> = words.collect();
+        assert!(!words.is_empty(), "{alert}: {expression}");
+        words.iter().for_each(|name| assert!(documented.contains(*name), "{alert}: {name}"));
+        // The matchers: `{operation="swap",result=~"failed|conflict"}`.
+        for matchers in expression.split('{').skip(1).map(|rest| rest.split('}').next().unwrap()) {
+            for matcher in matchers.split("\",") {
+                let (label, values) = matcher.split_once('=').unwrap();
+                for value in values.trim_matches(['~', '"']).split('|') {
+                    assert!(exported.contains(&format!("{label}=\"{value}\"")), "{alert}: {label}={value}");
+                }
+            }
+        }
+        let pause = rule["for"].as_str().unwrap_or("0m");
+        assert!(pause.ends_with(['m', 'h']) && pause[..pause.len() - 1].parse::<u32>().is_ok(), "{alert}: {pause}");
+    }
+}
+
 #[test]
 fn the_page_has_each_metric_and_no_other() {
-    let page = include_str!("../../../docs/metrics.md");
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    let rows = rows.filter(|(name, _)| name.starts_with("vipmux_") || name.starts_with("process_"));
-    let documented: BTreeSet<String> = rows.map(|(name, _)| name.to_owned()).collect();
     // The event loop's own are registered where it runs.
     let of_the_loop = ["vipmux_event_loop_silent_seconds", "vipmux_ready"].map(str::to_owned);
     let mut expected = names(&everything());
     expected.extend(of_the_loop);
     // The allocator's metrics have a test there.
     let documented: BTreeSet<_> =
-        documented.into_iter().filter(|name| !name.starts_with("vipmux_allocator_")).collect();
+        documented().into_iter().filter(|name| !name.starts_with("vipmux_allocator_")).collect();
     assert_eq!(documented, expected);
+}
+
+/// Returns the metrics that the page describes.
+fn documented() -> BTreeSet<String> {
+    let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let names = rows.map(|(name, _)| name.to_owned());
+    names.filter(|name| name.starts_with("vipmux_") || name.starts_with("process_")).collect()
 }

@@ -23,6 +23,7 @@ use super::{
     gossip_task::{GossipTask, HUNG, Shared},
     kernel::{HeardAnnouncement, Kernel, KernelError, boottime},
     key_conflict::KeyConflict,
+    leadership_faults::missing,
     peer_versions::{self, VersionCounts},
     warnings::log_changes,
 };
@@ -382,6 +383,16 @@ impl Elector {
                 "this agent hears no other, and Leases name {first}{others} as leader: is gossip's UDP port open between the nodes, and is the key the same?"
             ))
         })
+    }
+
+    /// Returns the Nodes without an agent that is alive.
+    pub(super) fn missing_members(&self) -> Vec<NodeName> {
+        self.peers(|peers| missing(&self.local, &self.nodes(), peers))
+    }
+
+    /// Returns whether this node may answer only because the Leases say so.
+    pub(super) fn uses_store_evidence(&self, now: Duration) -> bool {
+        self.peers(|peers| self.election.uses_store_evidence(peers, now))
     }
 
     /// Returns the numbers of living nodes by the version of their agents.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    leadership_faults::LeadershipFaults,
     liveness::{Liveness, StartupProgress},
     log_limit::LogLimit,
     peer_versions::{PeerVersions, VersionCounts},
@@ -13,8 +14,9 @@ use super::{
     serving::Applied,
 };
 use crate::metrics::Meters;
+use vipmux_cluster::store::{StoreError, StoreOperation, StoreOutcome};
 use vipmux_election::{Lost, membership::Why};
-use vipmux_model::Vip;
+use vipmux_model::{NodeName, Vip};
 
 /// The event loop's metrics, liveness and log limits.
 pub(super) struct Telemetry {
@@ -26,13 +28,14 @@ pub(super) struct Telemetry {
     /// The lapses of the fence that were counted.
     lapses: u64,
     versions: PeerVersions,
+    faults: LeadershipFaults,
     log_limit: LogLimit,
 }
 
 impl Telemetry {
     pub(super) fn new(meters: Meters, liveness: Arc<Liveness>) -> Self {
-        let (timing, lapses, versions, log_limit) = Default::default();
-        Self { meters, liveness, timing, lapses, versions, log_limit }
+        let (timing, lapses, versions, faults, log_limit) = Default::default();
+        Self { meters, liveness, timing, lapses, versions, faults, log_limit }
     }
 
     /// Notes that the event loop runs. `deadline`: the fence deadline, `CLOCK_BOOTTIME`.
@@ -61,13 +64,37 @@ impl Telemetry {
         self.versions.log_changes(counts);
     }
 
-    /// Notes how far the agent is. `lapses`: how often the fence deadline passed.
-    pub(super) fn progress(&mut self, progress: StartupProgress, stopping: bool, lapses: u64) {
+    /// Notes how far the agent is.
+    pub(super) fn progress(&self, progress: StartupProgress, stopping: bool) {
         self.liveness.progress(progress);
         self.liveness.stop(stopping);
-        for _ in std::mem::replace(&mut self.lapses, lapses)..self.lapses {
-            self.meters.fence_lapsed();
-        }
+    }
+
+    /// Notes how often the fence deadline passed since the start, and whether it is ahead.
+    pub(super) fn fence(&mut self, lapses: u64, ahead: bool, now: Duration) {
+        let new = lapses - std::mem::replace(&mut self.lapses, lapses);
+        self.meters.fence_lapsed(new);
+        self.faults.fence(new, ahead, now);
+    }
+
+    /// Notes which Nodes have no living agent, and whether this node may answer only because the
+    /// Leases say so. Called once a second.
+    pub(super) fn leadership(&mut self, missing: &[NodeName], store_evidence: bool, now: Duration) {
+        self.meters.store_evidence(store_evidence);
+        self.faults.members(missing, now);
+        self.faults.store_evidence(store_evidence, now);
+        self.faults.tick(now);
+    }
+
+    /// Notes the result of an operation on the Leases.
+    pub(super) fn lease_operation(
+        &mut self,
+        operation: &StoreOperation,
+        result: &Result<StoreOutcome, StoreError>,
+        now: Duration,
+    ) {
+        self.meters.lease_operation(operation, result);
+        self.faults.lease_operation(operation, result, now);
     }
 
     /// Notes on how many interfaces frames of the programs are lost, and why.
@@ -153,7 +180,7 @@ mod tests {
         let meters = Meters::default();
         let mut telemetry = Telemetry::new(meters.clone(), Arc::default());
         for lapses in [0, 1, 1, 3] {
-            telemetry.progress(StartupProgress::default(), false, lapses);
+            telemetry.fence(lapses, true, Duration::from_secs(1_000));
         }
         assert!(text(&meters).contains("vipmux_fence_lapses_total 3\n"));
     }

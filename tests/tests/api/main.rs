@@ -8,6 +8,7 @@ mod announcing;
 // Tests start in the order of their names. The longest waits are here.
 mod api_watches;
 mod bad_connection;
+mod churning;
 mod coexisting;
 mod deploy;
 mod failing_over;

@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vipmux_tests::{
-    cluster::{LONG, PATIENCE},
+    cluster::{LONG, PATIENCE, TIMEOUT},
     failover::{ADDRESS, BULK, DEFAULT_LEASE, FailoverCluster, LAN, ObservedFailover, await_stopped},
+    scrape::Metrics,
     transfer::Transfer,
     wait,
 };
@@ -175,4 +176,42 @@ fn transfer_survives(happen: impl FnOnce(&FailoverCluster, &str) -> Result<()>) 
     let answer = transfer.finish()?;
     ensure!(answer.service == "failing/bulk", "{answer}");
     failover.followed_by(other).map(drop)
+}
+
+/// The other agents are gone, then also the Leases, then everything is there again.
+#[test]
+fn an_agent_logs_and_counts_that_it_needs_the_leases_and_that_it_must_not_answer_without_them() -> Result<()> {
+    let Some(mut setup) = FailoverCluster::for_test(LAN)? else { return Ok(()) };
+    let leader = setup.leader()?.name.clone();
+    let others: Vec<_> = setup.cluster.lan.nodes.iter().map(|node| node.name.clone()).collect();
+    let others: Vec<_> = others.into_iter().filter(|name| *name != leader).collect();
+    let logs = |setup: &FailoverCluster, words: &str| {
+        let process = setup.cluster.agent(&leader)?.process();
+        process.wait_for_line(words, LONG, |line| line.contains(words))
+    };
+    let shows = |setup: &FailoverCluster, metric: &str, expected: u64| {
+        let node = setup.cluster.lan.node(&leader)?;
+        wait::until(&format!("{metric} is {expected}"), PATIENCE, || {
+            let found = Metrics::scrape(node.namespace(), node.address, TIMEOUT)?.sum(metric, &[]);
+            ensure!(found.to_string() == expected.to_string(), "it is {found}");
+            Ok(())
+        })
+    };
+    shows(&setup, "vipmux_store_evidence", 0)?;
+    others.iter().try_for_each(|node| setup.signal(node, Signal::SIGKILL))?;
+    logs(&setup, "no majority of the peers answers, only the leases say that this node may answer")?;
+    shows(&setup, "vipmux_store_evidence", 1)?;
+    let missing = logs(&setup, "nodes have no living agent")?;
+    ensure!(missing.contains("\"count\":2"), "{missing}");
+
+    setup.break_store()?;
+    logs(&setup, "fence deadline passed, this node answers for no VIP")?;
+    shows(&setup, "vipmux_store_evidence", 0)?;
+    shows(&setup, "vipmux_fence_lapses_total", 1)?;
+
+    setup.restore_store()?;
+    others.iter().try_for_each(|node| setup.start_agent(node))?;
+    logs(&setup, "fence deadline is ahead again, this node may answer")?;
+    logs(&setup, "the leases are not needed any more to say that this node may answer")?;
+    logs(&setup, "all nodes have a living agent again").map(drop)
 }

@@ -96,6 +96,11 @@ impl Fence {
         peers.max(self.surveyed)
     }
 
+    /// Returns whether the newest evidence is a survey.
+    pub(super) fn rests_on_survey(&self, peers: Option<Duration>) -> bool {
+        self.surveyed > peers
+    }
+
     /// Moves the deadline to where the evidence allows. The next tick handles one that has passed.
     pub(super) fn extend(&mut self, peers: Option<Duration>, now: Duration) -> Option<Extension> {
         if !self.carrier || !self.informed || self.is_past(now) {

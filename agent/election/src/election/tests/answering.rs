@@ -216,6 +216,22 @@ fn without_a_majority_the_leases_are_read_and_what_is_still_its_own_is_answered_
 }
 
 #[test]
+fn a_node_knows_whether_only_the_leases_say_that_it_may_answer() {
+    let uses_store = |bench: &Bench| bench.election.uses_store_evidence(&bench.peers, bench.now);
+    let mut bench = Bench::leading();
+    assert!(!uses_store(&bench), "the peers answer");
+    bench.later(HEARTBEAT * 2).give(Input::Tick { carrier: true });
+    let asked = bench.now;
+    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))])) });
+    assert!(uses_store(&bench), "the Leases are newer than the peers' answers");
+    bench.later(HEARTBEAT).tick();
+    assert!(!uses_store(&bench), "the peers answer again");
+    bench.later(LEASE * 2);
+    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::default()) });
+    assert!(!uses_store(&bench), "it may not answer at all");
+}
+
+#[test]
 fn a_survey_that_was_asked_for_before_the_deadline_passed_is_no_evidence() {
     let mut bench = Bench::leading();
     bench.peers.evidence = None;
