@@ -27,6 +27,14 @@ pub(crate) fn bounds(context: *mut xdp_md) -> (usize, usize) {
     unsafe { (pin((*context).data as usize), pin((*context).data_end as usize)) }
 }
 
+/// Returns the length of all buffers of a frame, in a program for several.
+#[inline(always)]
+fn length(context: *mut xdp_md) -> u64 {
+    // SAFETY: the context is valid for the whole run. The helper is there where such programs can be
+    // loaded.
+    unsafe { bpf_xdp_get_buff_len(context) }
+}
+
 /// Returns all ones if two numbers are equal, else zero, by arithmetic.
 #[inline(always)]
 fn mask_if_equal(a: u16, b: u16) -> u16 {
@@ -53,7 +61,8 @@ pub(crate) struct Frame {
     tag: u16,
     pub(crate) destination: Mac,
     pub(crate) source: Mac,
-    /// Length in bytes, from the Ethernet header on.
+    /// Length in bytes, from the Ethernet header on. What follows the packet in other buffers may be
+    /// missing; see [`Self::measure`].
     pub(crate) length: u64,
     /// True if the program was loaded for frames in several buffers.
     pub(crate) fragmented: bool,
@@ -81,13 +90,10 @@ impl Frame {
         // Without a branch, so that the verifier does not check all that follows twice.
         let mask = mask_if_equal(outer, ETHERTYPE_VLAN);
         let link = ETHERNET_LENGTH + (mask as usize & VLAN_TAG_LENGTH);
-        let length = if fragmented {
-            // SAFETY: the context is valid for the whole run. The helper is there where such
-            // programs can be loaded.
-            unsafe { bpf_xdp_get_buff_len(context) }
-        } else {
-            (end - start) as u64
-        };
+        let linear = end - start;
+        let packet = ETHERNET_LENGTH + usize::from(u16::from_be(inner));
+        let is_linear = !fragmented || outer == ETHERTYPE_IPV4 && packet <= linear;
+        let length = if is_linear { linear as u64 } else { length(context) };
         Some(Self {
             context,
             start,
@@ -103,6 +109,15 @@ impl Frame {
             length,
             fragmented,
         })
+    }
+
+    /// Makes `length` that of all buffers. [`Self::parse`] does not ask for it if the packet's own
+    /// length shows that it is in the first buffer: the call costs more than the rest of the parsing.
+    #[inline(always)]
+    pub(crate) fn measure(&mut self) {
+        if self.fragmented {
+            self.length = length(self.context);
+        }
     }
 
     /// Bytes of the network layer.

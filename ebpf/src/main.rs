@@ -155,7 +155,9 @@ fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
 
 #[inline(always)]
 fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
-    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    let Some((mut frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    // Answers are cut to their length.
+    frame.measure();
     let length = frame.length;
     let outcome = if V6 && ndp::may_concern(&frame, frame.destination == interface.mac) {
         ndp::receive(&frame, interface)

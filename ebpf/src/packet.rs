@@ -259,8 +259,10 @@ impl<const V6: bool> Packet<V6> {
                 write::<7, _>(at, hops);
             } else {
                 let before: u16 = read::<8, _>(at);
-                write::<8, _>(at, hops);
-                let change = checksum::change(u32::from(before), u32::from(read::<8, u16>(at)));
+                // Not read back: a load of more than the last store waits for that store.
+                let after = u16::from_ne_bytes([hops, before.to_ne_bytes()[1]]);
+                write::<8, _>(at, after);
+                let change = checksum::change(u32::from(before), u32::from(after));
                 write::<10, _>(at, checksum::update(read::<10, _>(at), change));
             }
         }

@@ -120,7 +120,9 @@ fn service(plan: &Plan, number: u32, change: Option<Change>) -> Result<(ServiceN
         "metadata": {"annotations": {"vipmux.io/sharing-key": format!("g{group}")}},
         "spec": {"type": "LoadBalancer", "ports": [{"port": port}]},
     });
-    let name = ServiceName::new("bench", format!("s{number}"));
+    // A namespace may hold 256 addresses.
+    let namespace = number / plan.group / 100;
+    let name = ServiceName::new(format!("bench-{namespace}"), format!("s{number}"));
     Ok((name, serde_json::from_value(service)?))
 }
 

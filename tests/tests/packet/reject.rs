@@ -59,6 +59,9 @@ fn resets() -> Vec<Case> {
     let rst = |flags, sequence, acknowledged| Tcp::new(CLOSED, CLIENT_PORT, flags).numbers(sequence, acknowledged);
     let empty = from_client().ipv4(&syn(EMPTY));
     let from_empty = Tcp::new(EMPTY.port, CLIENT_PORT, RST | ACK).numbers(0, ISN.wrapping_add(1));
+    let mut padded = from_client().ipv4(&Ipv4::tcp(CLIENT, VIP, closed(SYN)));
+    padded.resize(6_000, 0);
+    let to_padded = reset(&padded, rst(RST | ACK, 0, ISN.wrapping_add(1)));
     let options = Ipv4::tcp(CLIENT, VIP, closed(SYN).options(&[1; 20])).options(&[1; 8]);
     let with_options = from_client().ipv4(&options);
     let to_options = reset(&with_options, rst(RST | ACK, 0, ISN.wrapping_add(1)));
@@ -86,6 +89,10 @@ fn resets() -> Vec<Case> {
         case("a FIN without ACK counts", closed(FIN), rst(RST | ACK, 0, ISN.wrapping_add(1))),
         case("data without any flag counts", closed(0).data(&[7; 300]), rst(RST | ACK, 0, ISN.wrapping_add(300))),
         case("data in several buffers counts", closed(0).data(&[7; 6_000]), rst(RST | ACK, 0, ISN.wrapping_add(6_000)))
+            .jumbo(),
+        Case::ingress("padding in further buffers is cut from the answer", padded)
+            .given(rejecting)
+            .becomes(Verdict::Transmitted(to_padded), &counted(DropReason::NoService))
             .jumbo(),
         case("an ACK is reset at its own number", closed(ACK).data(&[7; 99]), rst(RST, 0x1234_5678, 0)),
         case("a SYN-ACK is reset at its own number", closed(SYN | ACK), rst(RST, 0x1234_5678, 0)),
