@@ -60,7 +60,6 @@ mod warnings;
 
 use std::time::{Duration, Instant};
 
-use imbl::OrdMap;
 use tokio::sync::mpsc;
 
 use self::{
@@ -82,10 +81,10 @@ pub use self::{
     startup::{RuntimeOptions, run},
 };
 use crate::gossip::Addresses;
-use vipmux_cluster::store::{Lease, StoreReport};
+use vipmux_cluster::store::{StoreReport, Watched};
 use vipmux_datapath::link::{Links, Monitor};
 use vipmux_election::{Command, Input};
-use vipmux_model::{NodeName, Vip};
+use vipmux_model::NodeName;
 
 /// The agent's components.
 struct Agent {
@@ -275,8 +274,8 @@ impl Agent {
     }
 
     /// Passes the changes of the Leases to the election.
-    fn leases_changed(&mut self, leases: OrdMap<Vip, Lease>) -> Result<(), AgentError> {
-        let commands = self.election.elector.leases_changed(&mut self.serving.kernel, leases)?;
+    fn leases_changed(&mut self, watched: Watched) -> Result<(), AgentError> {
+        let commands = self.election.elector.leases_changed(&mut self.serving.kernel, watched)?;
         self.execute(&commands)
     }
 

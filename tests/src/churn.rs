@@ -2,7 +2,7 @@
 //! pins, programs, Leases and files.
 //!
 //! Three agents and an allocator serve a few Services all the time, and a client asks one of them.
-//! Each cycle ([`cycle`]) adds 200 Services, disturbs agents and API server, and removes the
+//! Each cycle (`cycle`) adds 200 Services, disturbs agents and API server, and removes the
 //! Services. Then the cluster is in the same state as before, and a [`Sample`] of it is taken. The
 //! [`Verdict`] compares later samples with earlier ones.
 //!
@@ -58,7 +58,7 @@ pub struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { time: Duration::from_mins(60), services: 200 }
+        Self { time: Duration::from_hours(1), services: 200 }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keeps each VIP's leader where all agents see it: in one `coordination.k8s.io/v1` Lease per VIP,
-//! written by compare-and-swap.
+//! written by compare-and-swap. Likewise the record of each node that had no majority.
 //!
-//! A Lease is written only when leadership changes. It has no duration, since gossip tells whether
+//! A VIP's Lease is written only when leadership changes. It has no duration, since gossip tells whether
 //! its holder is alive. [`StoreOperations`] runs the event loop's operations beside it. [`follow`]
 //! reports what others write.
 //! [`KubernetesStore`] keeps the Leases in a cluster, and [`DirectoryStore`] without one.
@@ -21,11 +21,11 @@ pub use self::{
     configured::ConfiguredStore,
     directory::DirectoryStore,
     kubernetes::KubernetesStore,
-    lease_object::lease_name,
-    lease_watch::{WatchedLeases, changes, follow, follow_api},
+    lease_object::{lease_name, record_name},
+    lease_watch::{Watched, WatchedLeases, changes, follow, follow_api},
     operations::{StoreOperation, StoreOperations, StoreOutcome, StoreReport},
 };
-pub use vipmux_election::lease::{Lease, Version};
+pub use vipmux_election::lease::{Lease, NodeRecord, RecordContent, RecordStanding, Version};
 use vipmux_model::{NodeName, Vip};
 
 /// The result of a swap.
@@ -69,7 +69,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// The stored object is no Lease of this VIP. It is left as it is.
+    /// The stored object is no Lease of this VIP or node. It is left as it is.
     #[error("{lease} is not a Lease: {message}; repair or delete it")]
     Malformed {
         /// Its path or name.

@@ -36,8 +36,8 @@
 //!
 //! The fence: each [`Input::Tick`] extends the kernel's deadline to *the time the evidence was
 //! asked for* + [`ElectionSettings::lease`]. Evidence is a majority of the known members that
-//! answered ([`Peers::evidence`]). Otherwise it is a fresh survey that shows this node's Leases to
-//! be its own. A deadline that has passed is never simply extended: every VIP is suspended, and
+//! answered ([`Peers::evidence`]). Otherwise it is a write of this node's record in the store, without
+//! a conflict. A deadline that has passed is never simply extended: every VIP is suspended, and
 //! [`Command::Reload`] asks for evidence anew.
 
 mod fence;
@@ -45,6 +45,7 @@ mod io;
 mod leader_index;
 mod leadership_transfer;
 mod lease_operations;
+mod node_records;
 mod peer_announcements;
 mod role;
 mod schedule;
@@ -66,13 +67,14 @@ use imbl::OrdMap;
 use self::{
     fence::Fence,
     leader_index::LeaderIndex,
+    node_records::{Fencings, OwnRecord},
     peer_announcements::Inquiries,
     schedule::EvaluationSchedule,
     takeover_guard::TakeoverGuard,
     vip_state::{Context, VipState},
 };
 pub use self::{
-    io::{AddressOwner, Command, Input, LeaseOutcome, PeerAnnouncement},
+    io::{AddressOwner, Command, Input, LeaseOutcome, PeerAnnouncement, RecordOutcome},
     leadership_transfer::LEAVING,
     role::{Leadership, Lost, Role},
 };
@@ -93,8 +95,6 @@ pub const HEARTBEAT: Duration = Duration::from_millis(100);
 /// The time after the start in which a node hears others, if there are any. It takes the VIPs of
 /// leaders that are gone within that time.
 const UNHEARD: Duration = Duration::from_secs(10);
-/// The longest time from a survey that failed to the next one.
-const MOST_BACK_OFF: Duration = Duration::from_secs(1);
 /// The time for which the Lease of a VIP that is no longer wanted is kept.
 const LEFTOVER: Duration = Duration::from_hours(1);
 
@@ -130,6 +130,13 @@ pub struct Election {
     surveys: Surveys,
     inquiries: Inquiries,
     fence: Fence,
+    /// The time of the last heartbeat.
+    ticked: Duration,
+    /// No majority had answered the round of heartbeats before that.
+    unanswered: bool,
+    /// This node's record in the store, and those of nodes whose VIPs this one is about to take.
+    record: OwnRecord,
+    fencings: Fencings,
     /// Nodes with another gossip key may lead rather than this one.
     outranked: bool,
     schedule: EvaluationSchedule,
@@ -157,20 +164,8 @@ struct Surveys {
     /// The first survey came back, or failed.
     ended: bool,
     under_way: bool,
-    /// The surveys in a row that failed. Evidence is not asked for before `not_before`.
-    failures: u32,
-    not_before: Duration,
     /// Leases of VIPs that are not wanted, with the time at which this was noticed.
     leftover: BTreeMap<Vip, (Lease, Duration)>,
-}
-
-impl Surveys {
-    /// Puts the next question for evidence off after a failure. Without a majority each node asks, and
-    /// a store that refuses is in trouble.
-    fn back_off(&mut self, now: Duration) {
-        let pause = HEARTBEAT * (1 << self.failures.min(4));
-        (self.failures, self.not_before) = (self.failures.saturating_add(1), now + pause.min(MOST_BACK_OFF));
-    }
 }
 
 impl Election {
@@ -188,6 +183,10 @@ impl Election {
             surveys: Surveys::default(),
             inquiries: Inquiries::default(),
             fence: Fence::new(settings.lease, mutated),
+            ticked: now,
+            unanswered: false,
+            record: OwnRecord::default(),
+            fencings: Fencings::default(),
             outranked: false,
             schedule: EvaluationSchedule::default(),
             rebalanced: now,
@@ -203,9 +202,9 @@ impl Election {
         self.fence = Fence::new(self.settings.lease, self.mutated);
     }
 
-    /// Returns whether this node may answer at `now`, and only because a survey of the Leases says so.
+    /// Returns whether this node may answer at `now`, and only because its record in the store says so.
     pub fn uses_store_evidence(&self, peers: &Peers, now: Duration) -> bool {
-        self.fence.is_open(now) && self.fence.rests_on_survey(peers.evidence)
+        self.fence.is_open(now) && self.fence.rests_on_record(peers.evidence)
     }
 
     /// Returns the VIPs that this node answers for.
@@ -265,7 +264,8 @@ impl Election {
     /// later than the next [`Input::Tick`].
     pub fn next(&self) -> Option<Duration> {
         // Nothing is evaluated until the wanted VIPs are known.
-        self.schedule.wake().filter(|_| self.fence.is_informed())
+        let wake = self.schedule.wake().filter(|_| self.fence.is_informed());
+        wake.into_iter().chain(self.record.seeks_at()).min()
     }
 
     /// Handles an input at `now` (`CLOCK_BOOTTIME`). Returns the commands to execute, in their
@@ -287,6 +287,8 @@ impl Election {
                 }
             }
             Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
+            Input::Recorded { node, asked, outcome } => self.recorded(&node, asked, outcome, peers, now),
+            Input::RecordChanged { node, record } => self.record_changed(&node, &record, now),
             Input::LeaseChanged { vip, lease } => {
                 if let Some((state, mut cx)) = self.state_of(vip, now) {
                     state.lease_changed(lease.as_ref(), &mut cx);
@@ -303,6 +305,7 @@ impl Election {
         if self.schedule.is_due(now) && self.fence.is_informed() {
             self.evaluate(peers, now);
         }
+        self.seek_evidence(peers, now);
         std::mem::take(&mut self.commands)
     }
 
@@ -313,6 +316,7 @@ impl Election {
             started: self.started,
             back: self.fence.back(),
             lease: self.settings.lease,
+            fencings: &self.fencings,
             mutated: self.mutated,
         };
         let context = Context {
@@ -338,6 +342,7 @@ impl Election {
     fn set_wanted(&mut self, wanted: Arc<BTreeMap<Vip, Candidates>>, now: Duration) {
         if !self.fence.is_informed() && !self.surveys.ended && !self.surveys.under_way {
             self.survey();
+            self.read_own_record();
         }
         self.fence.inform();
         self.schedule.dirty = true;
@@ -406,6 +411,8 @@ impl Election {
     /// that it has passed.
     fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
         self.commands.push(Command::Heartbeat);
+        self.unanswered = peers.evidence < Some(self.ticked);
+        self.ticked = now;
         if !self.availability.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
             (self.availability.ready, self.index.preferences) = (true, None);
             self.commands.push(Command::Publish(Item::Ready(true)));
@@ -425,11 +432,6 @@ impl Election {
             return;
         }
         self.extend(peers, now);
-        let evidence = self.fence.evidence(peers.evidence);
-        let fresh = evidence.is_some_and(|asked| now.saturating_sub(asked) <= HEARTBEAT + HEARTBEAT / 2);
-        if !fresh && !self.surveys.under_way && now >= self.surveys.not_before {
-            self.survey();
-        }
         self.delete_leftover(peers, now);
     }
 
@@ -462,8 +464,7 @@ impl Election {
     fn surveyed(&mut self, asked: Duration, leases: Option<OrdMap<Vip, Lease>>, peers: &Peers, now: Duration) {
         self.surveys.under_way = false;
         self.schedule.dirty |= !std::mem::replace(&mut self.surveys.ended, true);
-        let Some(leases) = leases else { return self.surveys.back_off(now) };
-        self.surveys.failures = 0;
+        let Some(leases) = leases else { return };
         for (vip, lease) in &leases {
             let Some(state) = self.states.get_mut(vip) else {
                 if self.fence.is_informed() {
@@ -487,11 +488,6 @@ impl Election {
                     _ => state.doubt(!peers.majority, &mut cx),
                 }
             }
-        }
-        if self.fence.survey(asked) {
-            // The next tick but one may come too late: the store is only asked once other evidence
-            // has grown old.
-            self.extend(peers, now);
         }
     }
 

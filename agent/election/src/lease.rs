@@ -1,6 +1,6 @@
-//! The content of a Lease, in the API server or in a file.
+//! The content of a Lease, in the API server or in a file: that of a VIP, and that of a node.
 
-use std::{cmp::Ordering, fmt};
+use std::{cmp::Ordering, fmt, time::Duration};
 
 use vipmux_model::NodeName;
 
@@ -49,6 +49,38 @@ pub(crate) fn is_later(one: u64, other: u64) -> bool {
 /// Returns the later one of two epochs.
 pub(crate) fn later_epoch(one: u64, other: u64) -> u64 {
     if is_later(other, one) { other } else { one }
+}
+
+/// The record of a node. It is written only while the node hears no majority of its peers, and by
+/// nodes that take its VIPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeRecord {
+    /// The content.
+    pub content: RecordContent,
+    /// Changes with every write.
+    pub version: Version,
+}
+
+/// The content of a node's record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordContent {
+    /// Who wrote it last, and what for.
+    pub standing: RecordStanding,
+    /// The time for which the node's kernel may answer after the node began to write
+    /// [`RecordStanding::Confirmed`] last.
+    pub promise: Duration,
+}
+
+/// The standing of a node by its record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordStanding {
+    /// The node itself wrote it.
+    Confirmed,
+    /// This other node asks it to confirm.
+    Challenged(NodeName),
+    /// This other node may take its VIPs. The node may answer for each of them only once it has
+    /// written the VIP's Lease again.
+    Fenced(NodeName),
 }
 
 /// `metadata.resourceVersion`: differs for each state of a Lease, and says nothing else. A Lease

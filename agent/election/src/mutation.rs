@@ -24,12 +24,14 @@ pub enum Mutation {
     IgnoresAnnouncements,
     /// A peer's kernel is believed to answer for as long as this node's.
     AssumesOwnLease,
+    /// A node that another one challenges in the store has no time to answer.
+    FencesAtOnce,
 }
 
 #[cfg(any(test, feature = "simulation"))]
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ExtendsWhatHasPassed,
         Self::WaitsForNoSilence,
         Self::LeadsInSpiteOfConflict,
@@ -38,6 +40,7 @@ impl Mutation {
         Self::IgnoresClaims,
         Self::IgnoresAnnouncements,
         Self::AssumesOwnLease,
+        Self::FencesAtOnce,
     ];
 }
 

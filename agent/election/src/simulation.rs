@@ -38,8 +38,12 @@ use self::{
     store::{Server, StoreAccess, StoreOperation, StoreRequest},
 };
 pub use crate::mutation::Mutation;
-use crate::{ElectionSettings, LeaseOutcome, lease::Lease, placement::Candidates};
-use vipmux_model::Vip;
+use crate::{
+    ElectionSettings, LeaseOutcome, RecordOutcome,
+    lease::{Lease, NodeRecord},
+    placement::Candidates,
+};
+use vipmux_model::{NodeName, Vip};
 
 /// The most lines of a trace that are kept.
 const MOST_LINES: usize = 400;
@@ -155,6 +159,15 @@ enum AgentEvent {
     LeaseChanged {
         vip: Vip,
         lease: Option<Lease>,
+    },
+    Recorded {
+        node: NodeName,
+        asked: Duration,
+        outcome: RecordOutcome,
+    },
+    RecordChanged {
+        node: NodeName,
+        record: NodeRecord,
     },
     /// An announcement of a leadership: one of a burst.
     Announce {

@@ -26,13 +26,13 @@ pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<KnownLe
         let (mut before, mut leaders) = (OrdMap::new(), Leaders::new());
         while !sender.is_closed() && leases.changed().await.is_ok() {
             let Some(now) = leases.borrow_and_update().clone() else { continue };
-            for (vip, lease) in changes(&before, &now) {
+            for (vip, lease) in changes(&before, &now.leases) {
                 match lease {
                     Some(lease) => drop(leaders.insert(vip, lease.holder)),
                     None => drop(leaders.remove(&vip)),
                 }
             }
-            before = now;
+            before = now.leases;
             sender.send_if_modified(|published| {
                 let changed = published.as_deref() != Some(&leaders);
                 if changed {

@@ -110,6 +110,7 @@ impl ElectionMeters {
             "announced",
             "fenced",
             "disowned",
+            "displaced",
             "unwanted",
             "unrecorded",
             "forbidden",
@@ -118,7 +119,7 @@ impl ElectionMeters {
         ] {
             drop(self.lost.get_or_create(&[("why", why)]));
         }
-        for operation in ["read", "swap", "delete", "survey"] {
+        for operation in ["read", "swap", "delete", "survey", "read_record", "swap_record"] {
             for result in ["done", "failed"] {
                 drop(self.leases.get_or_create(&[("operation", operation), ("result", result)]));
             }
@@ -251,6 +252,7 @@ impl Meters {
             Lost::Announced => "announced",
             Lost::Fenced => "fenced",
             Lost::Disowned => "disowned",
+            Lost::Displaced(_) => "displaced",
             Lost::Unwanted => "unwanted",
             Lost::Unrecorded => "unrecorded",
             Lost::Forbidden => "forbidden",
@@ -348,6 +350,8 @@ impl Meters {
             StoreOperation::Read(_) => "read",
             StoreOperation::Swap { .. } => "swap",
             StoreOperation::Delete { .. } => "delete",
+            StoreOperation::ReadRecord(_) => "read_record",
+            StoreOperation::SwapRecord { .. } => "swap_record",
             StoreOperation::Survey => "survey",
         };
         let result = match result {

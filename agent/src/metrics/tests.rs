@@ -117,7 +117,9 @@ fn the_alerts_of_the_page_name_metrics_and_label_values_that_exist() {
         let words = expression.split(|c| !is_name(c)).filter(|word| word.starts_with("vipmux_"));
         let words: Vec<_> = words.collect();
         assert!(!words.is_empty(), "{alert}: {expression}");
-        words.iter().for_each(|name| assert!(documented.contains(*name), "{alert}: {name}"));
+        for name in words {
+            assert!(documented.contains(name), "{alert}: {name}");
+        }
         // The matchers: `{operation="swap",result=~"failed|conflict"}`.
         for matchers in expression.split('{').skip(1).map(|rest| rest.split('}').next().unwrap()) {
             for matcher in matchers.split("\",") {

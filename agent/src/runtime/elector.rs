@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use imbl::OrdMap;
 use tokio::{
     sync::{
         mpsc,
@@ -28,9 +27,9 @@ use super::{
     warnings::log_changes,
 };
 use crate::gossip::{self, Addresses, Counters, DatagramWarnings, Gossip};
-use vipmux_cluster::store::{self, ConfiguredStore, Lease, StoreOperation, StoreOperations, StoreReport, Swapped};
+use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped, Watched};
 use vipmux_election::{
-    Command, Election, Input, Leadership, LeaseOutcome, PeerAnnouncement, Role,
+    Command, Election, Input, Leadership, LeaseOutcome, PeerAnnouncement, RecordOutcome, Role,
     membership::{self, Membership, MembershipEvent, Peer, Peers},
 };
 use vipmux_model::{NodeName, Vip};
@@ -52,7 +51,7 @@ pub(super) struct Elector {
     latest: BTreeMap<Vip, Duration>,
     operations: u64,
     /// The Leases as last seen.
-    watched: OrdMap<Vip, Lease>,
+    watched: Watched,
     /// Inputs that the state machine has not handled yet.
     pending: Vec<Input>,
     /// The problems of the Leases, as last logged.
@@ -107,7 +106,7 @@ impl Elector {
             store,
             latest,
             operations,
-            watched: OrdMap::new(),
+            watched: Watched::default(),
             pending,
             faults,
             keys,
@@ -205,6 +204,15 @@ impl Elector {
                 Input::Surveyed { asked, leases: None }
             }
             (StoreOperation::Delete { .. }, _) => return Ok(Vec::new()),
+            (StoreOperation::ReadRecord(node) | StoreOperation::SwapRecord { node, .. }, result) => {
+                let outcome = match result {
+                    Ok(store::StoreOutcome::Record(record)) => RecordOutcome::Read(record),
+                    Ok(store::StoreOutcome::Swapped(Swapped::Done(version))) => RecordOutcome::Swapped(version),
+                    Ok(store::StoreOutcome::Swapped(Swapped::Conflict)) => RecordOutcome::Conflict,
+                    _ => RecordOutcome::Unavailable,
+                };
+                Input::Recorded { node, asked, outcome }
+            }
             (StoreOperation::Read(vip) | StoreOperation::Swap { vip, .. }, result) => {
                 if self.latest.get(&vip).is_none_or(|latest| *latest != asked) {
                     return Ok(Vec::new());
@@ -226,11 +234,14 @@ impl Elector {
     pub(super) fn leases_changed(
         &mut self,
         kernel: &mut Kernel,
-        leases: OrdMap<Vip, Lease>,
+        watched: Watched,
     ) -> Result<Vec<Command>, KernelError> {
-        let changes = store::changes(&self.watched, &leases);
-        self.watched = leases;
-        self.pending.extend(changes.into_iter().map(|(vip, lease)| Input::LeaseChanged { vip, lease }));
+        let leases = store::changes(&self.watched.leases, &watched.leases);
+        let records = store::changes(&self.watched.records, &watched.records);
+        self.watched = watched;
+        self.pending.extend(leases.into_iter().map(|(vip, lease)| Input::LeaseChanged { vip, lease }));
+        let record = |(node, record): (NodeName, Option<_>)| Some(Input::RecordChanged { node, record: record? });
+        self.pending.extend(records.into_iter().filter_map(record));
         self.process(kernel)
     }
 
@@ -289,6 +300,11 @@ impl Elector {
             Command::Delete { vip, version } => {
                 self.store.begin(StoreOperation::Delete { vip: *vip, version: version.clone() }, now);
             }
+            Command::ReadRecord(node) => self.operate_record(node, StoreOperation::ReadRecord(node.clone()), now),
+            Command::SwapRecord { node, expected, content } => {
+                let (expected, content) = (expected.clone(), content.clone());
+                self.operate_record(node, StoreOperation::SwapRecord { node: node.clone(), expected, content }, now);
+            }
             Command::Survey => {
                 if !self.store.begin(StoreOperation::Survey, now) {
                     self.pending.push(Input::Surveyed { asked: now, leases: None });
@@ -315,6 +331,13 @@ impl Elector {
         } else {
             self.latest.remove(&vip);
             self.pending.push(Input::Stored { vip, outcome: LeaseOutcome::Unavailable });
+        }
+    }
+
+    fn operate_record(&mut self, node: &NodeName, operation: StoreOperation, asked: Duration) {
+        if !self.store.begin(operation, asked) {
+            let (node, outcome) = (node.clone(), RecordOutcome::Unavailable);
+            self.pending.push(Input::Recorded { node, asked, outcome });
         }
     }
 

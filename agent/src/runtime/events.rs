@@ -2,7 +2,6 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
-use imbl::OrdMap;
 use tokio::{
     select,
     sync::{mpsc, watch},
@@ -18,10 +17,9 @@ use super::{
     serving::Network,
 };
 use crate::{control::Query, signals::StopSignals};
-use vipmux_cluster::store::{Lease, StoreReport, WatchedLeases};
+use vipmux_cluster::store::{StoreReport, Watched, WatchedLeases};
 use vipmux_datapath::link::{Links, Monitor, ResolvedNeighbors};
 use vipmux_election::{HEARTBEAT, membership::sealing::SealingKeys};
-use vipmux_model::Vip;
 
 /// The interval at which answers are read while the LAN is asked for an address. Also the pause
 /// before the next heartbeat, if one takes longer than [`HEARTBEAT`].
@@ -160,7 +158,7 @@ impl Inputs {
     }
 
     /// Returns the Leases as last seen.
-    pub(super) fn leases(&self) -> OrdMap<Vip, Lease> {
+    pub(super) fn leases(&self) -> Watched {
         self.leases.borrow().clone().unwrap_or_default()
     }
 

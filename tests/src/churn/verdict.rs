@@ -140,7 +140,9 @@ mod tests {
     #[test]
     fn what_is_new_counts_as_grown() {
         let mut grown = samples([(1, 30); 8]);
-        grown.iter_mut().skip(6).for_each(|sample| drop(sample.counts.insert("Leases".to_owned(), 1)));
+        grown.iter_mut().skip(6).for_each(|sample| {
+            sample.counts.insert("Leases".to_owned(), 1);
+        });
         assert_eq!(Verdict::of(&grown).not_flat.len(), 1);
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use vipmux_tests::{
     cluster::{LONG, PATIENCE, TIMEOUT},
     failover::{ADDRESS, BULK, DEFAULT_LEASE, FailoverCluster, LAN, ObservedFailover, await_stopped},
+    lan::Options,
     scrape::Metrics,
     transfer::Transfer,
     wait,
@@ -45,6 +46,23 @@ fn with_the_lease_that_agents_come_with_a_killed_one_is_followed_and_no_two_answ
     failover.check_sessions()?;
     failover.setup.start_agent(&failover.node)?;
     failover.go_on()?;
+    failover.check_sessions()?;
+    failover.answered_once()
+}
+
+/// Neither half is a majority. The others find in the store that the leader does not answer.
+#[test]
+fn half_of_four_nodes_follow_a_leader_that_is_killed_with_another_node() -> Result<()> {
+    let Some(mut failover) = ObservedFailover::for_test(Options { nodes: 4, ..LAN })? else { return Ok(()) };
+    let leader = failover.node.clone();
+    let other = failover.setup.cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?;
+    for node in [&other.name.clone(), &leader] {
+        failover.setup.signal(node, Signal::SIGKILL)?;
+    }
+    failover.await_another()?;
+    let record = failover.setup.cluster.agent_options().state.join("leases").join(format!("node-{leader}.yaml"));
+    let record = fs::read_to_string(&record).with_context(|| record.display().to_string())?;
+    ensure!(record.contains("vipmux.io/standing: fenced"), "{record}");
     failover.check_sessions()?;
     failover.answered_once()
 }

@@ -37,10 +37,10 @@ use std::{
 use k8s_openapi::{api::coordination::v1::Lease as Object, jiff::Timestamp};
 use tokio::task::spawn_blocking;
 
-use self::seqlock::{MAX_NUMBER, RecordLock, SequenceNumbers, VersionFile};
+use self::seqlock::{MAX_NUMBER, RecordIndex, RecordLock, SequenceNumbers, VersionFile};
 use super::{
-    Deleted, Lease, LeaseStore, StoreError, StoreOperation, StoreOutcome, Survey, Swapped, Version, lease_object,
-    operations::OPERATION_TIMEOUT,
+    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreOperation, StoreOutcome, Survey, Swapped,
+    Version, lease_object, operations::OPERATION_TIMEOUT,
 };
 use crate::atomic_file;
 use vipmux_model::{NodeName, Vip};
@@ -120,8 +120,16 @@ impl Folder {
         Ok(())
     }
 
+    fn record_file(&self, node: &NodeName) -> PathBuf {
+        self.path.join(lease_object::record_name(node) + ".yaml")
+    }
+
     fn run(&self, operation: StoreOperation, deadline: Instant) -> Result<StoreOutcome, StoreError> {
         match operation {
+            StoreOperation::ReadRecord(node) => self.read_record(&node).map(StoreOutcome::Record),
+            StoreOperation::SwapRecord { node, expected, content } => {
+                self.swap_record(&node, expected.as_ref(), &content, deadline).map(StoreOutcome::Swapped)
+            }
             StoreOperation::Read(vip) => self.read(vip).map(StoreOutcome::Read),
             StoreOperation::Swap { vip, expected, holder, epoch } => {
                 self.swap(vip, expected.as_ref(), &holder, epoch, deadline).map(StoreOutcome::Swapped)
@@ -132,10 +140,23 @@ impl Folder {
     }
 
     fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
-        let path = self.file(vip);
+        self.read_file(&self.file(vip), |object| lease_object::from_object(vip, object), |lease| &lease.version)
+    }
+
+    fn read_record(&self, node: &NodeName) -> Result<Option<NodeRecord>, StoreError> {
+        let convert = |object| lease_object::record_from_object(node, object);
+        self.read_file(&self.record_file(node), convert, |record| &record.version)
+    }
+
+    fn read_file<T>(
+        &self,
+        path: &Path,
+        convert: impl FnOnce(Object) -> Result<T, String>,
+        version: impl FnOnce(&T) -> &Version,
+    ) -> Result<Option<T>, StoreError> {
         let read = || unavailable(format!("read {}", path.display()));
         let mut bytes = Vec::new();
-        let file = match File::open(&path) {
+        let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 fs::metadata(&self.path).map_err(read())?;
@@ -145,7 +166,28 @@ impl Folder {
         };
         file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(read())?;
         let malformed = |message| StoreError::Malformed { lease: path.display().to_string(), message };
-        parse(vip, bytes).map(Some).map_err(malformed)
+        parse(bytes, convert, version).map(Some).map_err(malformed)
+    }
+
+    fn swap_record(
+        &self,
+        node: &NodeName,
+        expected: Option<&Version>,
+        content: &RecordContent,
+        deadline: Instant,
+    ) -> Result<Swapped, StoreError> {
+        let change = |number: u64| {
+            let version = Version::new(number.to_string());
+            let object = lease_object::record_to_object(node, Some(version.clone()), content, Timestamp::now());
+            write(&self.record_file(node), &object, deadline)?;
+            Ok(version)
+        };
+        let present = || Ok(self.read_record(node)?.map(|record| record.version));
+        Ok(self.change(node.into(), present, expected, change)?.map_or(Swapped::Conflict, Swapped::Done))
+    }
+
+    fn version(&self, vip: Vip) -> Result<Option<Version>, StoreError> {
+        Ok(self.read(vip)?.map(|lease| lease.version))
     }
 
     fn swap(
@@ -162,34 +204,35 @@ impl Folder {
             write(&self.file(vip), &object, deadline)?;
             Ok(version)
         };
-        Ok(self.change(vip, expected, change)?.map_or(Swapped::Conflict, Swapped::Done))
+        let present = || self.version(vip);
+        Ok(self.change(vip.into(), present, expected, change)?.map_or(Swapped::Conflict, Swapped::Done))
     }
 
     fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
         let path = self.file(vip);
         let remove = || fs::remove_file(&path).and_then(|()| atomic_file::sync_directory(&self.path));
         let change = |_| remove().map_err(unavailable(format!("delete {}", path.display())));
-        Ok(match self.change(vip, Some(version), change)? {
+        Ok(match self.change(vip.into(), || self.version(vip), Some(version), change)? {
             None if self.read(vip)?.is_some() => Deleted::Conflict,
             _ => Deleted::Done,
         })
     }
 
-    /// Calls `change` under the lock if the VIP's Lease has the expected version. `change` gets the
-    /// number of the next version.
+    /// Calls `change` under the lock if the file has the expected version. `present` reads its version.
+    /// `change` gets the number of the next version.
     fn change<T>(
         &self,
-        vip: Vip,
+        index: RecordIndex,
+        present: impl Fn() -> Result<Option<Version>, StoreError>,
         expected: Option<&Version>,
         change: impl FnOnce(u64) -> Result<T, StoreError>,
     ) -> Result<Option<T>, StoreError> {
-        let fits = |present: &Option<Lease>| present.as_ref().map(|lease| &lease.version) == expected;
         // A caller that is too late need not wait for the lock.
-        if !fits(&self.read(vip)?) {
+        if present()?.as_ref() != expected {
             return Ok(None);
         }
-        let record = self.lock(vip)?;
-        if !fits(&self.read(vip)?) {
+        let record = self.lock(index)?;
+        if present()?.as_ref() != expected {
             return Ok(None);
         }
         // A version file that lost its newest numbers in a crash must not give them again.
@@ -201,9 +244,9 @@ impl Folder {
         changed.map(Some)
     }
 
-    fn lock(&self, vip: Vip) -> Result<RecordLock, StoreError> {
-        let locked = self.versions.lock(vip, Instant::now() + LOCK_TIMEOUT);
-        locked.map_err(unavailable(format!("lock {} for {vip}", self.versions.path().display())))
+    fn lock(&self, index: RecordIndex) -> Result<RecordLock, StoreError> {
+        let locked = self.versions.lock(index, Instant::now() + LOCK_TIMEOUT);
+        locked.map_err(unavailable(format!("lock a record of {}", self.versions.path().display())))
     }
 
     /// Reads the Leases that may have changed since the last survey.
@@ -283,8 +326,12 @@ fn write(path: &Path, object: &Object, deadline: Instant) -> Result<(), StoreErr
     write().map_err(unavailable(format!("write {}", path.display())))
 }
 
-/// Returns the Lease in the VIP's file, or the file's defect.
-fn parse(vip: Vip, bytes: Vec<u8>) -> Result<Lease, String> {
+/// Returns the content of a file, or its defect.
+fn parse<T>(
+    bytes: Vec<u8>,
+    convert: impl FnOnce(Object) -> Result<T, String>,
+    version: impl FnOnce(&T) -> &Version,
+) -> Result<T, String> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("it has more than {MAX_BYTES} bytes"));
     }
@@ -294,11 +341,12 @@ fn parse(vip: Vip, bytes: Vec<u8>) -> Result<Lease, String> {
         with_snippet: false,
     };
     let object: Object = serde_saphyr::from_str_with_options(&text, options).map_err(|error| error.to_string())?;
-    let lease = lease_object::from_object(vip, object)?;
-    if number(&lease.version).is_none() {
-        return Err(format!("metadata.resourceVersion is {}, and no number up to {MAX_NUMBER}", lease.version));
+    let content = convert(object)?;
+    let version = version(&content);
+    if number(version).is_none() {
+        return Err(format!("metadata.resourceVersion is {version}, and no number up to {MAX_NUMBER}"));
     }
-    Ok(lease)
+    Ok(content)
 }
 
 fn number(version: &Version) -> Option<u64> {

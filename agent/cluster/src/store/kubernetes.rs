@@ -1,4 +1,4 @@
-//! Keeps the Leases in a cluster: as `coordination.k8s.io/v1` Leases in vipmux's own namespace.
+//! Keeps the Leases and nodes' records in a cluster: as `coordination.k8s.io/v1` Leases in vipmux's own namespace.
 //!
 //! `metadata.resourceVersion` is compared and swapped: the API server refuses a write that expects
 //! another version than the object has (409). Reads name no version, so they are as new as the last
@@ -16,8 +16,8 @@ use kube::{
 use tokio::time::timeout;
 
 use super::{
-    Deleted, Lease, LeaseStore, StoreError, StoreOperation, StoreOutcome, Survey, Swapped, Version, lease_object,
-    operations::OPERATION_TIMEOUT,
+    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreOperation, StoreOutcome, Survey, Swapped,
+    Version, lease_object, operations::OPERATION_TIMEOUT,
 };
 use crate::access::ClusterClient;
 use vipmux_model::{NodeName, Vip};
@@ -70,14 +70,44 @@ impl KubernetesStore {
         epoch: u64,
     ) -> Result<Swapped, StoreError> {
         let wanted = lease_object::to_object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
-        let (name, parameters) = (lease_object::lease_name(vip), PostParams::default());
-        let result = match expected {
-            Some(_) => self.limited(self.leases.replace(&name, &parameters, &wanted)).await,
-            None => self.limited(self.leases.create(&parameters, &wanted)).await,
+        let written = self.write(&lease_object::lease_name(vip), expected.is_some(), &wanted).await?;
+        written.map_or(Ok(Swapped::Conflict), |written| lease(vip, written).map(|lease| Swapped::Done(lease.version)))
+    }
+
+    /// Returns a node's record; `None`: it has none.
+    pub async fn read_record(&self, node: &NodeName) -> Result<Option<NodeRecord>, StoreError> {
+        let name = lease_object::record_name(node);
+        let found = self
+            .limited(self.leases.get_opt(&name))
+            .await
+            .map_err(|error| unavailable(format!("read {name}"), error))?;
+        found.map(|found| record(node, found)).transpose()
+    }
+
+    /// Writes a node's record, if it has the version `expected`; `None`: if it has none.
+    pub async fn swap_record(
+        &self,
+        node: &NodeName,
+        expected: Option<&Version>,
+        content: &RecordContent,
+    ) -> Result<Swapped, StoreError> {
+        let wanted = lease_object::record_to_object(node, expected.cloned(), content, Timestamp::now());
+        let written = self.write(&lease_object::record_name(node), expected.is_some(), &wanted).await?;
+        written
+            .map_or(Ok(Swapped::Conflict), |written| record(node, written).map(|record| Swapped::Done(record.version)))
+    }
+
+    /// Replaces or creates an object. Returns it as it is now; `None`: a conflict.
+    async fn write(&self, name: &str, exists: bool, wanted: &Object) -> Result<Option<Object>, StoreError> {
+        let parameters = PostParams::default();
+        let result = if exists {
+            self.limited(self.leases.replace(name, &parameters, wanted)).await
+        } else {
+            self.limited(self.leases.create(&parameters, wanted)).await
         };
         match result {
-            Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
-            Err(error) if is_conflict(&error) => refuse_missing_namespace(&error).map(|()| Swapped::Conflict),
+            Ok(written) => Ok(Some(written)),
+            Err(error) if is_conflict(&error) => refuse_missing_namespace(&error).map(|()| None),
             Err(error) => Err(unavailable(format!("write {name}"), error)),
         }
     }
@@ -131,6 +161,10 @@ impl LeaseStore for KubernetesStore {
                 self.swap(vip, expected.as_ref(), &holder, epoch).await.map(StoreOutcome::Swapped)
             }
             StoreOperation::Delete { vip, version } => self.delete(vip, &version).await.map(StoreOutcome::Deleted),
+            StoreOperation::ReadRecord(node) => self.read_record(&node).await.map(StoreOutcome::Record),
+            StoreOperation::SwapRecord { node, expected, content } => {
+                self.swap_record(&node, expected.as_ref(), &content).await.map(StoreOutcome::Swapped)
+            }
             StoreOperation::Survey => self.survey().await.map(StoreOutcome::Surveyed),
         }
     }
@@ -161,4 +195,10 @@ fn unavailable(operation: String, error: kube::Error) -> StoreError {
 fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
     lease_object::from_object(vip, found)
         .map_err(|message| StoreError::Malformed { lease: lease_object::lease_name(vip), message })
+}
+
+/// Returns the record of a node's object, or the error that it is none.
+fn record(node: &NodeName, found: Object) -> Result<NodeRecord, StoreError> {
+    lease_object::record_from_object(node, found)
+        .map_err(|message| StoreError::Malformed { lease: lease_object::record_name(node), message })
 }

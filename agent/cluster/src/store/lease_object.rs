@@ -1,8 +1,9 @@
-//! Converts Leases to and from API objects.
+//! Converts Leases and the records of nodes to and from API objects.
 
 use std::{
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
 };
 
 use k8s_openapi::{
@@ -11,12 +12,21 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
-use super::{Lease, StoreError, Version};
+use super::{Lease, NodeRecord, RecordContent, RecordStanding, StoreError, Version};
+use vipmux_election::membership::MOST_LEASE;
 use vipmux_model::{NodeName, Vip, reason::quoted};
 
 const PREFIX: &str = "vip-";
 /// The annotation with the address in its usual form, since the name has it in hex.
 const ADDRESS: &str = "vipmux.io/address";
+/// The prefix of the names of nodes' records.
+const NODE_PREFIX: &str = "node-";
+/// The annotation with what a node's record was written for: `confirmed`, `challenged` or `fenced`,
+const STANDING: &str = "vipmux.io/standing";
+/// that with the other node that challenged or fenced it,
+const BY: &str = "vipmux.io/by";
+/// and that with the node's promise, milliseconds.
+const PROMISE: &str = "vipmux.io/promise-ms";
 /// The longest version, bytes. The API server's and the directory's are decimal numbers of 64 bits.
 const MAX_VERSION: usize = 64;
 
@@ -29,6 +39,16 @@ pub fn lease_name(vip: Vip) -> String {
         IpAddr::V6(address) => write!(name, "{:032x}", address.to_bits()),
     };
     name
+}
+
+/// Returns the name of a node's record: `node-` and the Node's name.
+pub fn record_name(node: &NodeName) -> String {
+    format!("{NODE_PREFIX}{node}")
+}
+
+/// Returns the node whose record has this name; `None`: it is no such name.
+pub(super) fn node_of(name: &str) -> Option<NodeName> {
+    NodeName::new(name.strip_prefix(NODE_PREFIX)?).ok()
 }
 
 /// Returns the VIP whose Lease has this name; `None`: it is no such name.
@@ -73,6 +93,69 @@ pub(super) fn to_object(
     })
 }
 
+/// Returns the object of a node's record. `renewed` is for people.
+pub(super) fn record_to_object(
+    node: &NodeName,
+    version: Option<Version>,
+    content: &RecordContent,
+    renewed: Timestamp,
+) -> Object {
+    let (standing, by) = match &content.standing {
+        RecordStanding::Confirmed => ("confirmed", None),
+        RecordStanding::Challenged(by) => ("challenged", Some(by)),
+        RecordStanding::Fenced(by) => ("fenced", Some(by)),
+    };
+    let annotations = [(STANDING, standing.to_owned()), (PROMISE, content.promise.as_millis().to_string())];
+    let annotations = annotations.into_iter().chain(by.map(|by| (BY, by.to_string())));
+    Object {
+        metadata: ObjectMeta {
+            name: Some(record_name(node)),
+            annotations: Some(annotations.map(|(key, value)| (key.to_owned(), value)).collect()),
+            resource_version: version.map(|version| version.as_str().to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(node.to_string()),
+            renew_time: Some(MicroTime(renewed)),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+/// Returns the record in a node's object, or the object's defect.
+pub(super) fn record_from_object(node: &NodeName, object: Object) -> Result<NodeRecord, String> {
+    let ObjectMeta { name, annotations, resource_version, .. } = object.metadata;
+    let (expected, found) = (record_name(node), name.unwrap_or_default());
+    if found != expected {
+        return Err(format!("metadata.name is {}, and that of {node} is {expected}", quoted(&found)));
+    }
+    let version = version(resource_version)?;
+    let annotations = annotations.unwrap_or_default();
+    let annotation = |key: &str| annotations.get(key).map(String::as_str).unwrap_or_default();
+    let by = || {
+        let by = annotation(BY);
+        NodeName::new(by).map_err(|_| format!("{BY} is {}, which is no Node's name", quoted(by)))
+    };
+    let standing = match annotation(STANDING) {
+        "confirmed" => RecordStanding::Confirmed,
+        "challenged" => RecordStanding::Challenged(by()?),
+        "fenced" => RecordStanding::Fenced(by()?),
+        other => return Err(format!("{STANDING} is {}", quoted(other))),
+    };
+    let promise = annotation(PROMISE).parse().map(Duration::from_millis).ok().filter(|promise| *promise <= MOST_LEASE);
+    let promise = promise.ok_or_else(|| format!("{PROMISE} is {}", quoted(annotation(PROMISE))))?;
+    Ok(NodeRecord { content: RecordContent { standing, promise }, version })
+}
+
+/// Returns the version of an object, or its defect.
+fn version(version: Option<String>) -> Result<Version, String> {
+    let version = version.unwrap_or_default();
+    if version.is_empty() || version.len() > MAX_VERSION {
+        return Err(format!("metadata.resourceVersion has {} bytes: 1 to {MAX_VERSION} are right", version.len()));
+    }
+    Ok(Version::new(version))
+}
+
 /// Returns the content of the VIP's object, or its defect.
 pub(super) fn from_object(vip: Vip, object: Object) -> Result<Lease, String> {
     let Object { metadata, spec } = object;
@@ -80,17 +163,14 @@ pub(super) fn from_object(vip: Vip, object: Object) -> Result<Lease, String> {
     if found != expected {
         return Err(format!("metadata.name is {}, and that of {vip} is {expected}", quoted(&found)));
     }
-    let version = metadata.resource_version.unwrap_or_default();
-    if version.is_empty() || version.len() > MAX_VERSION {
-        return Err(format!("metadata.resourceVersion has {} bytes: 1 to {MAX_VERSION} are right", version.len()));
-    }
+    let version = version(metadata.resource_version)?;
     let spec = spec.unwrap_or_default();
     let holder = spec.holder_identity.unwrap_or_default();
     let holder = NodeName::new(holder.as_str())
         .map_err(|_| format!("spec.holderIdentity is {}, which is no Node's name", quoted(&holder)))?;
     let transitions = spec.lease_transitions.ok_or("spec.leaseTransitions is missing")?;
     let epoch = u64::try_from(transitions).map_err(|_| format!("spec.leaseTransitions is {transitions}"))?;
-    Ok(Lease { holder, epoch, version: Version::new(version) })
+    Ok(Lease { holder, epoch, version })
 }
 
 #[cfg(test)]
@@ -143,6 +223,34 @@ mod tests {
             let expected = Lease { holder: holder.clone(), epoch, version: version.clone() };
             assert_eq!(from_object(vip("192.0.2.1"), made.clone()), Ok(expected));
             assert!(from_object(vip("192.0.2.2"), made).is_err(), "of another VIP");
+        }
+    }
+
+    #[test]
+    fn a_record_has_the_values_that_it_was_made_of() {
+        let (node, by) = (node_name("n1.example.org"), node_name("n2"));
+        assert_eq!(node_of(&record_name(&node)), Some(node.clone()));
+        assert_eq!((node_of("vip-c000020a"), node_of("node-"), vip_of("node-c000020a")), (None, None, None));
+        let standings =
+            [RecordStanding::Confirmed, RecordStanding::Challenged(by.clone()), RecordStanding::Fenced(by.clone())];
+        for standing in standings {
+            let content = RecordContent { standing, promise: Duration::from_secs(2) };
+            let made = record_to_object(&node, Some(Version::new("7")), &content, Timestamp::UNIX_EPOCH);
+            let expected = NodeRecord { content, version: Version::new("7") };
+            assert_eq!(record_from_object(&node, made.clone()), Ok(expected));
+            assert!(record_from_object(&by, made).is_err(), "of another node");
+        }
+    }
+
+    #[test]
+    fn a_record_that_somebody_damaged_is_refused() {
+        let node = node_name("n1");
+        let content = RecordContent { standing: RecordStanding::Fenced(node_name("n2")), promise: Duration::ZERO };
+        let made = record_to_object(&node, Some(Version::new("7")), &content, Timestamp::UNIX_EPOCH);
+        for (key, value) in [(STANDING, "lost"), (STANDING, ""), (BY, "a/b"), (PROMISE, "-1"), (PROMISE, "30001")] {
+            let mut damaged = made.clone();
+            damaged.metadata.annotations.as_mut().unwrap().insert(key.to_owned(), value.to_owned());
+            assert!(record_from_object(&node, damaged).is_err(), "{key}: {value}");
         }
     }
 

@@ -17,16 +17,27 @@ use kube::{
 };
 use tokio::{select, sync::watch, time::sleep};
 
-use super::{ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, StoreOperation, StoreOutcome, lease_object};
+use super::{
+    ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, NodeRecord, StoreOperation, StoreOutcome, lease_object,
+};
 use crate::rollback;
-use vipmux_model::Vip;
+use vipmux_model::{NodeName, Vip};
 
 /// The time from one look at a directory to the next. A look costs little if nothing changed. A
 /// directory on a network file system reports no changes of other machines.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The Leases that can be read, as last seen; `None` until they were listed once.
-pub type WatchedLeases = watch::Receiver<Option<OrdMap<Vip, Lease>>>;
+/// The Leases that can be read. Copies cost nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// The Leases of VIPs.
+    pub leases: OrdMap<Vip, Lease>,
+    /// The records of nodes. In files they are not followed.
+    pub records: OrdMap<NodeName, NodeRecord>,
+}
+
+/// The Leases as last seen; `None` until they were listed once.
+pub type WatchedLeases = watch::Receiver<Option<Watched>>;
 
 /// Follows the Leases of a store while somebody listens. Must be called within a tokio runtime.
 pub fn follow(store: &ConfiguredStore) -> WatchedLeases {
@@ -70,7 +81,7 @@ fn follow_directory(store: DirectoryStore) -> WatchedLeases {
     tokio::spawn(async move {
         while !sender.is_closed() {
             if let Ok(StoreOutcome::Surveyed(survey)) = store.run(StoreOperation::Survey).await {
-                publish(&sender, Some(&survey.leases));
+                publish(&sender, Some(&Watched { leases: survey.leases, records: OrdMap::new() }));
             }
             sleep(LOOK).await;
         }
@@ -78,7 +89,7 @@ fn follow_directory(store: DirectoryStore) -> WatchedLeases {
     receiver
 }
 
-fn publish(sender: &watch::Sender<Option<OrdMap<Vip, Lease>>>, leases: Option<&OrdMap<Vip, Lease>>) {
+fn publish(sender: &watch::Sender<Option<Watched>>, leases: Option<&Watched>) {
     sender.send_if_modified(|published| {
         // This costs what differs, since both share the rest.
         let same = published.as_ref() == leases;
@@ -89,11 +100,11 @@ fn publish(sender: &watch::Sender<Option<OrdMap<Vip, Lease>>>, leases: Option<&O
     });
 }
 
-/// Returns the Leases that differ; `None`: it is gone. That costs what differs.
-pub fn changes(before: &OrdMap<Vip, Lease>, now: &OrdMap<Vip, Lease>) -> Vec<(Vip, Option<Lease>)> {
-    let change = |item: DiffItem<'_, '_, Vip, Lease>| match item {
-        DiffItem::Add(vip, lease) | DiffItem::Update { new: (vip, lease), .. } => (*vip, Some(lease.clone())),
-        DiffItem::Remove(vip, _) => (*vip, None),
+/// Returns the Leases or records that differ; `None`: it is gone. That costs what differs.
+pub fn changes<K: Ord + Clone, V: PartialEq + Clone>(before: &OrdMap<K, V>, now: &OrdMap<K, V>) -> Vec<(K, Option<V>)> {
+    let change = |item: DiffItem<'_, '_, K, V>| match item {
+        DiffItem::Add(key, value) | DiffItem::Update { new: (key, value), .. } => (key.clone(), Some(value.clone())),
+        DiffItem::Remove(key, _) => (key.clone(), None),
     };
     before.diff(now).map(change).collect()
 }
@@ -102,9 +113,9 @@ pub fn changes(before: &OrdMap<Vip, Lease>, now: &OrdMap<Vip, Lease>) -> Vec<(Vi
 #[derive(Debug, Default)]
 struct LeaseTable {
     /// `None`: they were not listed yet.
-    listed: Option<OrdMap<Vip, Lease>>,
+    listed: Option<Watched>,
     /// The part of a list that has been read so far.
-    listing: OrdMap<Vip, Lease>,
+    listing: Watched,
     /// Why they cannot be followed now, as it was logged.
     logged: Option<String>,
 }
@@ -113,7 +124,7 @@ impl LeaseTable {
     fn apply(&mut self, event: Event<Object>) {
         self.logged = None;
         match event {
-            Event::Init => self.listing = OrdMap::new(),
+            Event::Init => self.listing = Watched::default(),
             Event::InitApply(object) => put(&mut self.listing, object),
             Event::InitDone => self.listed = Some(std::mem::take(&mut self.listing)),
             Event::Apply(object) => {
@@ -122,8 +133,8 @@ impl LeaseTable {
                 }
             }
             Event::Delete(object) => {
-                if let Some((vip, listed)) = vip_of(&object).zip(self.listed.as_mut()) {
-                    listed.remove(&vip);
+                if let Some(listed) = &mut self.listed {
+                    remove(listed, &object);
                 }
             }
         }
@@ -137,16 +148,27 @@ impl LeaseTable {
     }
 }
 
-/// Returns the VIP of an object; `None`: it is no VIP's Lease.
-fn vip_of(object: &Object) -> Option<Vip> {
-    lease_object::vip_of(object.metadata.name.as_deref()?)
+fn put(watched: &mut Watched, object: Object) {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    remove(watched, &object);
+    if let Some(vip) = lease_object::vip_of(&name) {
+        if let Ok(lease) = lease_object::from_object(vip, object) {
+            watched.leases.insert(vip, lease);
+        }
+    } else if let Some(node) = lease_object::node_of(&name)
+        && let Ok(record) = lease_object::record_from_object(&node, object)
+    {
+        watched.records.insert(node, record);
+    }
 }
 
-fn put(leases: &mut OrdMap<Vip, Lease>, object: Object) {
-    let Some(vip) = vip_of(&object) else { return };
-    match lease_object::from_object(vip, object) {
-        Ok(lease) => drop(leases.insert(vip, lease)),
-        Err(_) => drop(leases.remove(&vip)),
+/// Removes what an object is of. Others keep Leases in this namespace, too.
+fn remove(watched: &mut Watched, object: &Object) {
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    if let Some(vip) = lease_object::vip_of(name) {
+        watched.leases.remove(&vip);
+    } else if let Some(node) = lease_object::node_of(name) {
+        watched.records.remove(&node);
     }
 }
 
@@ -155,7 +177,7 @@ mod tests {
     use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 
     use super::*;
-    use crate::store::Version;
+    use crate::store::{RecordContent, RecordStanding, Version};
     use vipmux_testing::names::{node_name, vip4};
 
     fn object(last: u8, version: &str) -> Object {
@@ -170,7 +192,7 @@ mod tests {
     /// The Leases by these events, as text: last byte of the VIP and version.
     fn listed(table: &LeaseTable) -> Option<Vec<String>> {
         let text = |(vip, lease): (&Vip, &Lease)| format!("{vip} {}", lease.version);
-        table.listed.as_ref().map(|leases| leases.iter().map(text).collect())
+        table.listed.as_ref().map(|watched| watched.leases.iter().map(text).collect())
     }
 
     #[test]
@@ -194,6 +216,23 @@ mod tests {
         assert_eq!(listed(&table).unwrap(), [format!("{} 4", vip4(4))]);
         table.apply(Event::Delete(object(4, "5")));
         assert_eq!(listed(&table).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn the_records_of_nodes_are_followed_beside_the_leases() {
+        let node = node_name("n1");
+        let content = RecordContent { standing: RecordStanding::Confirmed, promise: Duration::from_millis(300) };
+        let record = |version| {
+            lease_object::record_to_object(&node, Some(Version::new(version)), &content, Timestamp::UNIX_EPOCH)
+        };
+        let mut table = LeaseTable::default();
+        for event in [Event::Init, Event::InitApply(record("1")), Event::InitDone, Event::Apply(record("2"))] {
+            table.apply(event);
+        }
+        let version = |table: &LeaseTable| Some(table.listed.as_ref()?.records.get(&node)?.version.clone());
+        assert_eq!((version(&table), listed(&table)), (Some(Version::new("2")), Some(Vec::new())));
+        table.apply(Event::Delete(record("2")));
+        assert_eq!(version(&table), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Deleted, Lease, LeaseStore, StoreError, Survey, Swapped, Version};
+use super::{Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, Survey, Swapped, Version};
 use vipmux_model::{NodeName, Vip};
 
 /// The time limit of an operation that has its slot.
@@ -46,6 +46,17 @@ pub enum StoreOperation {
         /// The version that its Lease must have.
         version: Version,
     },
+    /// Returns a node's record.
+    ReadRecord(NodeName),
+    /// Writes a node's record, if it has the version `expected`.
+    SwapRecord {
+        /// The node.
+        node: NodeName,
+        /// The version that its record must have; `None`: it must have none.
+        expected: Option<Version>,
+        /// The new content.
+        content: RecordContent,
+    },
     /// Returns all Leases. With files that costs little if none changed since the last time. An API
     /// server sends all of them.
     Survey,
@@ -56,6 +67,8 @@ pub enum StoreOperation {
 pub enum StoreOutcome {
     /// The Lease, if there is one.
     Read(Option<Lease>),
+    /// The record of the node, if there is one.
+    Record(Option<NodeRecord>),
     /// The result of the swap.
     Swapped(Swapped),
     /// The result of the deletion.
@@ -82,8 +95,10 @@ pub struct StoreOperations<S> {
     reports: mpsc::Sender<StoreReport>,
     outstanding: Arc<Semaphore>,
     slots: Arc<Semaphore>,
-    /// Surveys do not wait behind others: the fence waits for them.
+    /// Surveys do not wait behind others.
     survey: Arc<Semaphore>,
+    /// Operations on nodes' records do not wait behind those on Leases: the fence waits for them.
+    records: Arc<Semaphore>,
     operation_timeout: Duration,
     queue_timeout: Duration,
 }
@@ -99,6 +114,7 @@ impl<S: LeaseStore> StoreOperations<S> {
             outstanding: permits(MAX_OUTSTANDING),
             slots: permits(MAX_CONCURRENT),
             survey: permits(1),
+            records: permits(MAX_CONCURRENT),
             operation_timeout: OPERATION_TIMEOUT,
             queue_timeout: QUEUE_TIMEOUT,
         };
@@ -113,7 +129,11 @@ impl<S: LeaseStore> StoreOperations<S> {
     pub fn begin(&self, operation: StoreOperation, now: Duration) -> bool {
         let permits = if operation == StoreOperation::Survey { &self.survey } else { &self.outstanding };
         let Ok(permit) = Arc::clone(permits).try_acquire_owned() else { return false };
-        let (store, slots, reports) = (Arc::clone(&self.store), Arc::clone(&self.slots), self.reports.clone());
+        let slots = match operation {
+            StoreOperation::ReadRecord(_) | StoreOperation::SwapRecord { .. } => &self.records,
+            _ => &self.slots,
+        };
+        let (store, slots, reports) = (Arc::clone(&self.store), Arc::clone(slots), self.reports.clone());
         let (operation_timeout, queue_timeout) = (self.operation_timeout, self.queue_timeout);
         // Ends within both time limits after its report was taken. Nobody has to wait for it.
         tokio::spawn(async move {

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::mutation::{Mutated, Mutation};
 
+/// The number of confirmations within a promise, so that one may come late.
+const CONFIRMATIONS: u32 = 2;
+
 /// The fence deadline of this node, and what it rests on.
 #[derive(Debug)]
 pub(super) struct Fence {
@@ -11,8 +14,8 @@ pub(super) struct Fence {
     lease: Duration,
     /// The deadline, as last extended. `None`: it has passed, or this agent never extended it.
     pub(super) deadline: Option<Duration>,
-    /// The time at which a survey was asked for that showed this node's Leases to be its own.
-    surveyed: Option<Duration>,
+    /// The latest confirmation of this node's record.
+    confirmed: Option<Confirmation>,
     /// The time at which there was evidence again, after none.
     back: Duration,
     /// The time at which the deadline passed last. Answers to earlier questions are no evidence.
@@ -22,6 +25,13 @@ pub(super) struct Fence {
     /// The wanted VIPs were given since the start, and since the deadline last passed.
     informed: bool,
     mutated: Mutated,
+}
+
+/// This node's record was written without a conflict.
+#[derive(Clone, Copy, Debug)]
+struct Confirmation {
+    asked: Duration,
+    promise: Duration,
 }
 
 /// A later deadline.
@@ -37,7 +47,7 @@ impl Fence {
         Self {
             lease,
             deadline: None,
-            surveyed: None,
+            confirmed: None,
             back: Duration::ZERO,
             lapsed: Duration::ZERO,
             carrier: false,
@@ -78,27 +88,44 @@ impl Fence {
 
     /// Forgets a deadline that has passed, and all evidence from before.
     pub(super) const fn lapse(&mut self, now: Duration) {
-        (self.deadline, self.informed, self.surveyed, self.lapsed) = (None, false, None, now);
+        (self.deadline, self.informed, self.confirmed, self.lapsed) = (None, false, None, now);
     }
 
-    /// Takes a survey of the Leases, asked for at `asked`, as evidence. Returns whether it is
-    /// evidence.
-    pub(super) fn survey(&mut self, asked: Duration) -> bool {
-        let counts = asked >= self.lapsed;
-        if counts {
-            self.surveyed = self.surveyed.max(Some(asked));
+    /// Takes a write of this node's record, asked for at `asked`, as evidence for `promise`.
+    pub(super) fn confirm(&mut self, asked: Duration, promise: Duration) {
+        if asked >= self.lapsed {
+            self.confirmed = Some(Confirmation { asked, promise });
         }
-        counts
     }
 
-    /// Returns when the newest evidence was asked for. `peers`: the evidence of the peers.
-    pub(super) fn evidence(&self, peers: Option<Duration>) -> Option<Duration> {
-        peers.max(self.surveyed)
+    /// Forgets the confirmation: another node fenced this one.
+    pub(super) const fn displace(&mut self) {
+        self.confirmed = None;
     }
 
-    /// Returns whether the newest evidence is a survey.
-    pub(super) fn rests_on_survey(&self, peers: Option<Duration>) -> bool {
-        self.surveyed > peers
+    /// Moves the deadline back to what the evidence of the peers allows. The promise of the record no
+    /// longer counts, since a majority does not wait for it.
+    pub(super) fn retract(&mut self, peers: Duration) -> Option<Duration> {
+        let deadline = peers + self.lease;
+        self.confirmed = None;
+        self.deadline = Some(self.deadline.filter(|before| *before > deadline).map(|_| deadline)?);
+        self.deadline
+    }
+
+    /// Returns when a confirmation of this node's record is due, if there is no other evidence.
+    pub(super) fn confirmation_due(&self) -> Duration {
+        self.confirmed.map_or(Duration::ZERO, |last| last.asked + last.promise / CONFIRMATIONS)
+    }
+
+    /// Returns whether this node may look for evidence: an announcing interface has a carrier, and the
+    /// wanted VIPs are known.
+    pub(super) const fn seeks_evidence(&self) -> bool {
+        self.carrier && self.informed
+    }
+
+    /// Returns whether the newest evidence is a confirmation.
+    pub(super) fn rests_on_record(&self, peers: Option<Duration>) -> bool {
+        self.confirmed.map(|last| last.asked) > peers
     }
 
     /// Moves the deadline to where the evidence allows. The next tick handles one that has passed.
@@ -106,7 +133,8 @@ impl Fence {
         if !self.carrier || !self.informed || self.is_past(now) {
             return None;
         }
-        let deadline = self.evidence(peers)? + self.lease;
+        let of_peers = peers.map(|asked| asked + self.lease);
+        let deadline = of_peers.max(self.confirmed.map(|last| last.asked + last.promise))?;
         if deadline <= now || self.deadline.is_some_and(|before| before >= deadline) {
             return None;
         }

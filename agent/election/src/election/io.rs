@@ -11,7 +11,7 @@ use vipmux_common::abi::Mac;
 
 use super::role::Lost;
 use crate::{
-    lease::{Lease, Version},
+    lease::{Lease, NodeRecord, RecordContent, Version},
     membership::{ElectionMessage, Item, ItemKey, Why},
     placement::Candidates,
 };
@@ -61,6 +61,22 @@ pub enum Input {
         /// All Leases; `None`: the store is unavailable.
         leases: Option<OrdMap<Vip, Lease>>,
     },
+    /// The result of a [`Command::ReadRecord`] or [`Command::SwapRecord`].
+    Recorded {
+        /// The node.
+        node: NodeName,
+        /// The time of the command.
+        asked: Duration,
+        /// The result.
+        outcome: RecordOutcome,
+    },
+    /// The record of a node changed, as a watch says. That may come late, or never.
+    RecordChanged {
+        /// The node.
+        node: NodeName,
+        /// Its record.
+        record: NodeRecord,
+    },
     /// A Lease changed, or is gone (`None`), as a watch says. That may come late, or never.
     LeaseChanged {
         /// The VIP.
@@ -101,6 +117,19 @@ pub struct PeerAnnouncement {
 pub enum LeaseOutcome {
     /// It was read; `None`: it does not exist.
     Read(Option<Lease>),
+    /// It was swapped, and has this version now.
+    Swapped(Version),
+    /// It has another version than was expected.
+    Conflict,
+    /// The store cannot be used.
+    Unavailable,
+}
+
+/// The result of a store operation on the record of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordOutcome {
+    /// It was read; `None`: it does not exist.
+    Read(Option<NodeRecord>),
     /// It was swapped, and has this version now.
     Swapped(Version),
     /// It has another version than was expected.
@@ -179,6 +208,17 @@ pub enum Command {
         expected: Option<Version>,
         /// The epoch.
         epoch: u64,
+    },
+    /// Read the record of a node. At most one operation on a node's record is under way.
+    ReadRecord(NodeName),
+    /// Write the record of a node.
+    SwapRecord {
+        /// The node.
+        node: NodeName,
+        /// The version that it must have; `None`: it must not exist.
+        expected: Option<Version>,
+        /// The new content.
+        content: RecordContent,
     },
     /// Read all Leases. At most one survey is under way.
     Survey,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{
     io::{AddressOwner, Command, LeaseOutcome},
     role::{Lost, Role},
+    takeover::TURN,
     takeover_guard::Takeover,
     vip_state::{Context, OwnLeadership, VipState, WrittenLease},
 };
@@ -98,6 +99,12 @@ impl VipState {
                 return;
             }
         };
+        // By the next turn, another node may be about to take it, too.
+        let turn =
+            |at: Duration| self.takeable_since.map(|since| at.saturating_sub(since).as_millis() / TURN.as_millis());
+        if turn(cx.now) != turn(self.operating_since) {
+            return;
+        }
         // The Lease may name a leader that this node does not know, unless it knows the last one.
         if let Takeover::Granted { why: why @ Why::Down(_), witnessed: true } =
             cx.guard.decide(cx.vip, self, peers, cx.now)
@@ -179,7 +186,7 @@ impl VipState {
         let epoch = self.epoch();
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
             _ if is_claimed(cx.vip, peers) => {}
-            Takeover::Later(_) => self.takeable_since = None,
+            Takeover::Later(_) | Takeover::Unfenced(_) => self.takeable_since = None,
             Takeover::Granted { why: Why::Resumed, .. } if lease.is_some() => {
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why: Why::Resumed }, cx);
             }

@@ -41,6 +41,8 @@ pub enum Lost {
     Fenced,
     /// A peer considered this node down.
     Disowned,
+    /// This node did not confirm its record in time. The other one may take its VIPs.
+    Displaced(NodeName),
     /// No Service has the VIP any more.
     Unwanted,
     /// Only the Leases say whether this node may answer, and the VIP's is gone, or of another epoch.
@@ -61,6 +63,7 @@ impl fmt::Display for Lost {
             Self::Announced => f.write_str("a peer announced it"),
             Self::Fenced => f.write_str("the fence deadline passed: this node was stopped, or is cut off"),
             Self::Disowned => f.write_str("a peer held this node for down"),
+            Self::Displaced(node) => write!(f, "this node did not answer in its record, {node} may take it"),
             Self::Unwanted => f.write_str("no Service has it any more"),
             Self::Unrecorded => f.write_str("its Lease is gone or was changed"),
             Self::Forbidden => f.write_str("this node may not announce it any more"),

@@ -27,7 +27,7 @@ const MEET: Duration = Duration::from_millis(500);
 /// decided.
 const CONTESTED: Duration = Duration::from_secs(3);
 /// The time that a node has to act on its turn.
-const TURN: Duration = Duration::from_millis(400);
+pub(super) const TURN: Duration = Duration::from_millis(400);
 
 /// The VIPs that each living node cannot announce, without the nodes that can announce all.
 pub(super) struct UnableNodes<'a>(BTreeMap<&'a NodeName, &'a BTreeSet<Vip>>);
@@ -46,6 +46,7 @@ impl Election {
         }
         self.index.update(peers);
         self.update_leaders(now);
+        self.continue_fencing(peers, now);
         self.check_contested(now);
         if self.index.preferences.is_none() {
             let preferences = Preferences::new(self.wanted.values(), &|candidate| self.preference(candidate, peers));
@@ -222,6 +223,7 @@ impl Election {
             return;
         }
         let (granted, taking) = self.granted_takeovers(peers, now);
+        let mut leaders = BTreeSet::new();
         for (vip, mine) in self.turns(granted, taking, peers, now) {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             state.takeable_since.get_or_insert(now);
@@ -230,8 +232,12 @@ impl Election {
             } else if !cx.open || state.not_before > now {
                 cx.schedule.retry_at(state.not_before, now);
             } else {
+                leaders.extend(state.known.as_ref().map(|known| known.node.clone()));
                 state.attempt(LeaseOperation::TakeoverRead, &mut cx);
             }
+        }
+        if peers.majority {
+            self.displace(leaders, peers, now);
         }
     }
 
@@ -245,7 +251,7 @@ impl Election {
         let met = self.has_met_all(peers, now);
         let ready_for_own = met && (settled || self.surveys.ended);
         let leaderless: Vec<Vip> = self.index.leaderless.iter().copied().collect();
-        let (mut granted, mut taking) = (Vec::new(), 0);
+        let (mut granted, mut taking, mut unfenced) = (Vec::new(), 0, BTreeSet::new());
         for vip in leaderless {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             // No other node takes what was this node's own, unless one took it while the store was
@@ -262,9 +268,11 @@ impl Election {
             state.unclaimed_since.get_or_insert(now);
             match cx.guard.decide(vip, state, peers, now) {
                 Takeover::Later(at) => cx.schedule.wake_at(at),
+                Takeover::Unfenced(node) => drop(unfenced.insert(node)),
                 Takeover::Granted { why, .. } => granted.push((vip, why)),
             }
         }
+        self.challenge(unfenced, peers, now);
         (granted, taking)
     }
 

@@ -1,11 +1,15 @@
 //! Decides when a VIP without a leader may be taken: not before its last leader's kernel stops
 //! answering.
 //!
-//! Without a witness of that leader's end, the LAN is asked first.
+//! Without a witness of that leader's end, the LAN is asked first. Without a majority, the leader's node
+//! must be fenced before that ([`node_records`](super::node_records)).
 
 use std::time::Duration;
 
-use super::vip_state::{KnownLeader, VipState};
+use super::{
+    node_records::Fencings,
+    vip_state::{KnownLeader, VipState},
+};
 use crate::{
     lease::is_later,
     membership::{MemberStatus, Peer, Peers, SAMPLE, Why},
@@ -17,12 +21,10 @@ use vipmux_model::{NodeName, Vip};
 /// nothing begins that depends on who else is there.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
 /// A margin that is added to the time after which a silent peer's kernel no longer answers.
-const MARGIN: Duration = Duration::from_millis(15);
+pub(super) const MARGIN: Duration = Duration::from_millis(15);
 /// The time until all nodes know that one is down. Where members ask samples of each other, nothing
 /// else tells.
 const DISTANT: Duration = Duration::from_millis(100);
-/// The time for which a minority leaves a VIP to a majority that may be elsewhere.
-const DETACHED: Duration = Duration::from_secs(30);
 /// The time for which a living leader may not know of its leadership yet.
 pub(super) const CLAIMLESS: Duration = Duration::from_secs(1);
 
@@ -37,6 +39,8 @@ pub(super) enum Takeover {
     },
     /// It may be taken at this time at the earliest.
     Later(Duration),
+    /// This node must be fenced before: only its record tells whether it answers.
+    Unfenced(NodeName),
 }
 
 impl Takeover {
@@ -55,6 +59,8 @@ pub(super) struct TakeoverGuard<'a> {
     pub(super) back: Duration,
     /// The time that this node's kernel answers after the last evidence.
     pub(super) lease: Duration,
+    /// The nodes that are fenced.
+    pub(super) fencings: &'a Fencings,
     pub(super) mutated: Mutated,
 }
 
@@ -66,8 +72,16 @@ impl TakeoverGuard<'_> {
             return Takeover::Granted { why: Why::Resumed, witnessed: true };
         }
         let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);
-        let Some(peer) = peers.members.get(&known.node) else { return silent(self.started + SETTLE) };
+        let Some(peer) = peers.members.get(&known.node) else {
+            if now >= self.started + SETTLE && self.must_fence(&known.node, self.lease, peers.majority, now) {
+                return Takeover::Unfenced(known.node.clone());
+            }
+            return silent(self.started + SETTLE);
+        };
         match peer.status {
+            MemberStatus::Left if self.must_fence(&known.node, self.lease_of(peer), true, now) => {
+                Takeover::Unfenced(known.node.clone())
+            }
             MemberStatus::Left => {
                 Takeover::from(self.silent_from(peer, peers), now, Why::Down(known.node.clone()), true)
             }
@@ -81,26 +95,24 @@ impl TakeoverGuard<'_> {
 
     /// Decides whether a VIP may be taken from a peer that is down.
     fn decide_down(&self, vip: Vip, known: &KnownLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
-        let at = self.silent_from(peer, peers);
-        if now < at {
-            return Takeover::Later(at);
-        }
         // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
         // says.
         let same = peer.state.claims.get(&vip).is_some_and(|claim| !is_later(known.epoch, claim.epoch));
         let witnessed = peers.majority && (known.why.is_some() || same);
-        // A minority leaves the VIP to a majority that may be elsewhere. Perhaps this node was cut
-        // off, reached only the store, and does not know yet what happened. Of two nodes neither is
-        // a majority: the other one takes the VIP at once, unless its leader took it after the two had
-        // lost touch. Otherwise two nodes that reach only the store would take it in turn without end.
-        let at = if witnessed || peers.members.len() == 1 && known.since <= peer.since {
-            now
-        } else if peers.majority {
-            known.since + CLAIMLESS
-        } else {
-            known.since.max(peer.since) + DETACHED
-        };
+        // Without a majority, the leader may be alive elsewhere, as may others who follow it. Perhaps
+        // this node was cut off, reached only the store, and does not know yet what happened.
+        if self.must_fence(&known.node, self.lease_of(peer), peers.majority, now) {
+            return Takeover::Unfenced(known.node.clone());
+        }
+        let silent = self.silent_from(peer, peers);
+        let at = if witnessed || !peers.majority { silent } else { silent.max(known.since + CLAIMLESS) };
         Takeover::from(at, now, Why::Down(known.node.clone()), witnessed)
+    }
+
+    /// Returns whether a node must be fenced before its VIPs are taken: this node has no majority, or the
+    /// other one had none, and may answer for longer than `lease`.
+    fn must_fence(&self, node: &NodeName, lease: Duration, majority: bool, now: Duration) -> bool {
+        (!majority || self.fencings.promises_more(node, lease)) && !self.fencings.is_fenced(node, now)
     }
 
     /// Returns when the kernel of a peer that is down, or has left, stops answering.

@@ -14,7 +14,7 @@ use vipmux_common::abi::Mac;
 
 use super::*;
 use crate::{
-    lease::Version,
+    lease::{NodeRecord, RecordContent, RecordStanding, Version},
     membership::{self, Claimed, ElectionMessage, Peer, State, Why},
 };
 use vipmux_testing::{
@@ -93,6 +93,7 @@ impl Bench {
         let mut bench =
             Self { election: Election::new(node_name("a"), settings, T), peers, now: T, commands: Vec::new() };
         bench.want(&["a"]);
+        bench.give(recorded("a", T, RecordOutcome::Read(None)));
         bench
     }
 
@@ -183,12 +184,53 @@ impl Bench {
         if state.own.is_some() { Some("a") } else { state.known.as_ref().map(|known| known.node.as_str()) }
     }
 
-    /// Returns the commands since the last call, as text.
-    fn said(&mut self) -> Vec<String> {
-        let said = std::mem::take(&mut self.commands);
+    /// Returns the commands about nodes' records since the last call, as text.
+    fn recorded(&mut self) -> Vec<String> {
         let line = |command: &Command| {
             Some(match command {
-                Command::Heartbeat | Command::Extend(_) | Command::Publish(Item::Ready(_)) => return None,
+                Command::ReadRecord(node) => format!("read {node}"),
+                Command::SwapRecord { node, expected, content: RecordContent { standing, promise } } => {
+                    let expected = expected.as_ref().map_or("none", Version::as_str);
+                    match standing {
+                        RecordStanding::Confirmed => {
+                            format!("confirm {node} ({expected}) for {} ms", promise.as_millis())
+                        }
+                        RecordStanding::Challenged(_) => format!("challenge {node} ({expected})"),
+                        RecordStanding::Fenced(_) => format!("fence {node} ({expected})"),
+                    }
+                }
+                _ => return None,
+            })
+        };
+        let recorded = self.commands.iter().filter_map(line).collect();
+        self.commands.retain(|command| !matches!(command, Command::ReadRecord(_) | Command::SwapRecord { .. }));
+        recorded
+    }
+
+    /// Answers what was asked last about a node's record.
+    fn record(&mut self, node: &str, outcome: RecordOutcome) -> &mut Self {
+        let asked = self.now;
+        self.give(recorded(node, asked, outcome))
+    }
+
+    /// Fences a node whose record does not exist.
+    fn fence(&mut self, node: &str) -> &mut Self {
+        self.record(node, RecordOutcome::Read(None)).record(node, RecordOutcome::Swapped(version("r1")));
+        self.ticks(25).record(node, RecordOutcome::Swapped(version("r2")))
+    }
+
+    /// Returns the other commands since the last call, as text.
+    fn said(&mut self) -> Vec<String> {
+        let records = |command: &Command| matches!(command, Command::ReadRecord(_) | Command::SwapRecord { .. });
+        let (kept, said) = std::mem::take(&mut self.commands).into_iter().partition::<Vec<_>, _>(records);
+        self.commands = kept;
+        let line = |command: &Command| {
+            Some(match command {
+                Command::Heartbeat
+                | Command::Extend(_)
+                | Command::Publish(Item::Ready(_))
+                | Command::ReadRecord(_)
+                | Command::SwapRecord { .. } => return None,
                 Command::Follow { why, .. } => format!("follow: {why}"),
                 Command::Lead { epoch, why, .. } => format!("lead {epoch}: {why}"),
                 Command::Reload => "gather".into(),
@@ -230,6 +272,14 @@ fn swapped(text: &str) -> Input {
 
 fn stored(outcome: LeaseOutcome) -> Input {
     Input::Stored { vip: vip4(1), outcome }
+}
+
+fn recorded(node: &str, asked: Duration, outcome: RecordOutcome) -> Input {
+    Input::Recorded { node: node_name(node), asked, outcome }
+}
+
+fn record(standing: RecordStanding, text: &str) -> NodeRecord {
+    NodeRecord { content: RecordContent { standing, promise: LEASE }, version: version(text) }
 }
 
 fn told(from: &str, message: ElectionMessage) -> Input {

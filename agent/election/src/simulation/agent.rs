@@ -119,6 +119,7 @@ impl NodeHandle<'_> {
         let (beat, sync) = (self.world.dice.micros(0, 5_000), self.world.dice.millis(20, 150));
         self.schedule(beat, AgentEvent::Beat);
         self.schedule(sync, AgentEvent::Sync { looked: true });
+        self.world.show_records(self.node);
         self.flush();
     }
 
@@ -189,6 +190,10 @@ impl NodeHandle<'_> {
                 self.work(vec![Input::Surveyed { asked, leases }]);
             }
             AgentEvent::LeaseChanged { vip, lease } => drop(self.work(vec![Input::LeaseChanged { vip, lease }])),
+            AgentEvent::Recorded { node, asked, outcome } => {
+                self.work(vec![Input::Recorded { node, asked, outcome }]);
+            }
+            AgentEvent::RecordChanged { node, record } => drop(self.work(vec![Input::RecordChanged { node, record }])),
             AgentEvent::Announce { vip, lead, round } => self.announce(vip, lead, round),
             AgentEvent::Probe { vip, detect, round } => self.probe(vip, detect, round),
             AgentEvent::Elect => self.elect(),
@@ -365,6 +370,10 @@ impl NodeHandle<'_> {
             Command::Delete { vip, version } => {
                 let operation = StoreOperation::Delete { vip, version };
                 self.operate(None, operation);
+            }
+            Command::ReadRecord(node) => self.operate(None, StoreOperation::ReadRecord(node)),
+            Command::SwapRecord { node, expected, content } => {
+                self.operate(None, StoreOperation::SwapRecord { node, expected, content });
             }
             Command::Survey if agent.store.surveying => pending.push(Input::Surveyed { asked: now, leases: None }),
             Command::Survey => {

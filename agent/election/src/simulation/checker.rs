@@ -42,7 +42,9 @@ pub(super) struct Promise {
     /// The longest time after the last fault for which a VIP may have no answer, if a majority
     /// runs.
     pub(super) answer: Duration,
-    /// The same while the store is slow, or answers nobody.
+    /// The same if exactly half runs and the store answers. A slow one has eight times its delay more.
+    pub(super) half: Duration,
+    /// The same while the store is slow, or answers nobody, and a majority runs.
     pub(super) without_store: Duration,
     /// The most moves of a VIP,
     pub(super) moves: u32,
@@ -283,6 +285,11 @@ impl Checker {
         let settled = there.iter().filter(|node| cluster.nodes[**node].since + SETTLED <= now).count();
         let majority = settled * 2 > cluster.nodes.len();
         let open = there.iter().all(|node| cluster.nodes[*node].access == StoreAccess::Open);
+        if settled * 2 == cluster.nodes.len() && there.len() == settled {
+            let delays = there.iter().map(|node| cluster.nodes[*node].access.slowness());
+            let slowest = delays.reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))?;
+            return slowest.map(|delay| self.promise.half + delay * 8);
+        }
         match (open, majority) {
             (true, true) => Some(self.promise.answer),
             (false, true) => Some(self.promise.without_store.max(self.promise.answer)),

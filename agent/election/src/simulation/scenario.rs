@@ -43,6 +43,8 @@ pub enum Scenario {
     /// Agents are upgraded and rolled back. The builds speak differently, and have a `--lease` of
     /// their own.
     Versions,
+    /// Half of the nodes or more go at once, for long, also while the store is slow.
+    Half,
     /// One node at a time dies, stands still or loses its link. A majority lives.
     Single,
     /// VIPs come and go.
@@ -89,6 +91,7 @@ const BALANCED: Duration = Duration::from_mins(4);
 const STRICT: Promise = Promise {
     overlap: Duration::ZERO,
     answer: Duration::from_secs(1),
+    half: COLD,
     without_store: COLD,
     moves: u32::MAX,
     writes: u64::MAX,
@@ -98,7 +101,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 22] = [
+    pub const SMALL: [Self; 23] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -120,6 +123,7 @@ impl Scenario {
         Self::SlowStore,
         Self::Freeze,
         Self::Versions,
+        Self::Half,
         Self::Single,
     ];
 
@@ -209,6 +213,7 @@ impl Script<'_> {
             // The longest lease, and the time to find out that its node is down.
             Scenario::Versions => Promise { answer: Duration::from_secs(4), ..STRICT },
             Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
+            Scenario::Half => Promise { half: Duration::from_secs(2), answer: Duration::from_secs(3), ..STRICT },
             Scenario::Forge => {
                 Promise { answer: Duration::from_millis(120), interval: Duration::from_millis(10), ..STRICT }
             }
@@ -239,6 +244,8 @@ impl Script<'_> {
             let pause = self.one(kind, at);
             at += pause;
         }
+        // The last fault of this scenario takes long.
+        let end = if scenario == Scenario::Half { at } else { end };
         self.add(end, Fault::Recover);
         (promise, end + TAIL)
     }
@@ -285,6 +292,7 @@ impl Script<'_> {
                 return 2 * lasts + 500 + self.dice.below(8_000);
             }
             Scenario::Versions => self.upgrade(node, at, lasts),
+            Scenario::Half => return self.lose_half(at),
             Scenario::Single => return self.single(node, at),
             Scenario::Lan => self.lan(at, lasts),
             Scenario::Partition => self.partition(at, lasts),
@@ -371,6 +379,30 @@ impl Script<'_> {
         self.add(at, begins);
         self.add(at + 3_100, ends);
         10_000
+    }
+
+    /// Returns the time until the next fault.
+    fn lose_half(&mut self, at: u64) -> u64 {
+        let lasts = 5_000 + self.dice.below(60_000);
+        let access = [StoreAccess::Open, StoreAccess::Slow(20), StoreAccess::Slow(150), StoreAccess::Slow(500)];
+        let access = access[self.dice.index(access.len())];
+        for node in 0..self.nodes {
+            self.add(at, Fault::Access(node, access));
+            self.add(at + lasts + 5_000, Fault::Access(node, StoreAccess::Open));
+        }
+        let (lost, how) = (self.nodes.div_ceil(2), self.dice.below(4));
+        for node in self.dice.some(lost, self.nodes) {
+            let (fault, end) = match how {
+                0 => (Fault::Crash(node), Fault::Start(node)),
+                1 => (Fault::PowerOff(node), Fault::Start(node)),
+                2 => (Fault::Pause(node), Fault::Resume(node)),
+                _ => (Fault::Unplug(node), Fault::Plug(node)),
+            };
+            self.add(at + 1_000, fault);
+            let after = self.dice.below(3_000);
+            self.add(at + 1_000 + lasts + after, end);
+        }
+        lasts + 15_000
     }
 
     /// Returns the time until the next fault.

@@ -9,8 +9,8 @@ use imbl::OrdMap;
 
 use super::{AgentEvent, World, WorldEvent};
 use crate::{
-    LeaseOutcome,
-    lease::{Lease, Version},
+    LeaseOutcome, RecordOutcome,
+    lease::{Lease, NodeRecord, RecordContent, Version},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -34,6 +34,14 @@ pub(super) enum StoreAccess {
 }
 
 impl StoreAccess {
+    /// Returns the time that an answer takes longer; `None`: there is none.
+    pub(super) const fn slowness(self) -> Option<Duration> {
+        match self {
+            Self::Open | Self::Slow(_) => Some(self.delay()),
+            Self::Refused | Self::Hangs | Self::Mute => None,
+        }
+    }
+
     /// Returns the time that an answer takes longer.
     const fn delay(self) -> Duration {
         match self {
@@ -50,6 +58,8 @@ pub(super) enum StoreOperation {
     Swap { vip: Vip, expected: Option<Version>, epoch: u64 },
     Delete { vip: Vip, version: Version },
     Survey,
+    ReadRecord(NodeName),
+    SwapRecord { node: NodeName, expected: Option<Version>, content: RecordContent },
 }
 
 /// An operation of an agent on its way to the store.
@@ -108,6 +118,7 @@ impl Operations {
 #[derive(Debug, Default)]
 pub(super) struct Server {
     pub(super) leases: OrdMap<Vip, Lease>,
+    records: BTreeMap<NodeName, NodeRecord>,
     writings: u64,
     /// The number of operations that changed something.
     pub(super) writes: u64,
@@ -131,6 +142,18 @@ impl Server {
         self.writings += 1;
         let version = Version::new(self.writings.to_string());
         self.leases.insert(vip, Lease { holder: holder.clone(), epoch, version: version.clone() });
+        Some(version)
+    }
+
+    /// Swaps the record of a node. Returns the new version; `None`: a conflict.
+    fn swap_record(&mut self, node: &NodeName, expected: Option<&Version>, content: RecordContent) -> Option<Version> {
+        if self.records.get(node).map(|record| &record.version) != expected {
+            return None;
+        }
+        self.writes += 1;
+        self.writings += 1;
+        let version = Version::new(self.writings.to_string());
+        self.records.insert(node.clone(), NodeRecord { content, version: version.clone() });
         Some(version)
     }
 
@@ -162,9 +185,12 @@ impl World {
     /// Lets a request fail after a time.
     fn fail(&mut self, request: &StoreRequest, after: Duration) {
         let StoreRequest { node, run, number, asked, .. } = *request;
-        let event = match request.operation {
+        let event = match &request.operation {
             StoreOperation::Read(vip) | StoreOperation::Swap { vip, .. } => {
-                AgentEvent::Stored { vip, number, outcome: LeaseOutcome::Unavailable }
+                AgentEvent::Stored { vip: *vip, number, outcome: LeaseOutcome::Unavailable }
+            }
+            StoreOperation::ReadRecord(node) | StoreOperation::SwapRecord { node, .. } => {
+                AgentEvent::Recorded { node: node.clone(), asked, outcome: RecordOutcome::Unavailable }
             }
             StoreOperation::Survey => AgentEvent::Surveyed { asked, leases: None },
             StoreOperation::Delete { .. } => return,
@@ -175,13 +201,27 @@ impl World {
     /// Tells the nodes that can reach the store how a Lease is now. Some watches are silent.
     pub(super) fn notify_watches(&mut self, vip: Vip) {
         let lease = self.server.leases.get(&vip).cloned();
+        self.notify_nodes(&AgentEvent::LeaseChanged { vip, lease });
+    }
+
+    fn notify_nodes(&mut self, event: &AgentEvent) {
         for node in 0..self.cluster.nodes.len() {
             let is_open = self.cluster.nodes[node].access == StoreAccess::Open && self.cluster.network.is_on(node);
             if is_open && !self.dice.chance(100) {
                 let (after, run) = (self.dice.millis(1, 60), self.cluster.nodes[node].run);
-                let event = AgentEvent::LeaseChanged { vip, lease: lease.clone() };
-                self.schedule.after(after, WorldEvent::Agent { node, run, event });
+                self.schedule.after(after, WorldEvent::Agent { node, run, event: event.clone() });
             }
+        }
+    }
+
+    /// Shows a node the records, as a watch does at its beginning.
+    pub(super) fn show_records(&mut self, node: usize) {
+        if self.cluster.nodes[node].access != StoreAccess::Open || !self.cluster.network.is_on(node) {
+            return;
+        }
+        for (of, record) in self.server.records.clone() {
+            let after = self.dice.millis(1, 60);
+            self.schedule_agent(node, after, AgentEvent::RecordChanged { node: of, record });
         }
     }
 
@@ -211,6 +251,20 @@ impl World {
                 return self.notify_watches(*vip);
             }
             StoreOperation::Survey => AgentEvent::Surveyed { asked, leases: Some(self.server.leases.clone()) },
+            StoreOperation::ReadRecord(of) => {
+                let outcome = RecordOutcome::Read(self.server.records.get(of).cloned());
+                AgentEvent::Recorded { node: of.clone(), asked, outcome }
+            }
+            StoreOperation::SwapRecord { node: of, expected, content } => {
+                let swapped = self.server.swap_record(of, expected.as_ref(), content.clone());
+                if let Some(version) = &swapped {
+                    self.log(Some(node), || format!("store: the record of {of} is {content:?}"));
+                    let record = NodeRecord { content: content.clone(), version: version.clone() };
+                    self.notify_nodes(&AgentEvent::RecordChanged { node: of.clone(), record });
+                }
+                let outcome = swapped.map_or(RecordOutcome::Conflict, RecordOutcome::Swapped);
+                AgentEvent::Recorded { node: of.clone(), asked, outcome }
+            }
         };
         if self.cluster.nodes[node].access == StoreAccess::Mute || !self.cluster.network.is_on(node) {
             return self.fail(request, LIMIT);

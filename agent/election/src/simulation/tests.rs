@@ -105,6 +105,11 @@ fn a_majority_does_without_a_store_that_is_slow_or_silent() {
 }
 
 #[test]
+fn half_of_the_nodes_follow_the_others_within_two_seconds_if_the_store_answers() {
+    all_is_well(Scenario::Half, 0..seeds());
+}
+
+#[test]
 fn two_answer_no_longer_than_a_deadline_after_faults_of_every_kind() {
     all_is_well(Scenario::Chaos, 0..seeds());
 }
@@ -178,4 +183,9 @@ fn a_machine_that_ignores_announcements_is_found() {
 #[test]
 fn a_machine_that_assumes_its_own_lease_is_found() {
     is_found(Mutation::AssumesOwnLease, Scenario::Versions, 0..200, "both answer");
+}
+
+#[test]
+fn a_machine_that_leaves_no_time_to_answer_is_found() {
+    is_found(Mutation::FencesAtOnce, Scenario::Link, 10..110, "both answer");
 }

@@ -10,7 +10,7 @@ use crate::{
     metrics::Meters,
     runtime::{kernel::boottime, peer_health::HealthProbes},
 };
-use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, Lease, StoreOperation, StoreOutcome, Survey};
+use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, StoreOperation, StoreOutcome, Survey, Watched};
 use vipmux_election::{Election, ElectionSettings, membership::sealing::SealingKeys};
 use vipmux_testing::{PATIENCE, names::node_name};
 
@@ -26,7 +26,7 @@ struct World {
     state: watch::Sender<Arc<ServingState>>,
     links: watch::Sender<Arc<Links>>,
     reports: mpsc::Sender<StoreReport>,
-    leases: watch::Sender<Option<OrdMap<Vip, Lease>>>,
+    leases: watch::Sender<Option<Watched>>,
     _kept: (HealthProbes, watch::Sender<Arc<ResolvedNeighbors>>, mpsc::Sender<Query>, mpsc::Receiver<StoreReport>),
 }
 
@@ -93,7 +93,7 @@ async fn of_events_that_are_ready_the_first_in_order_comes_and_the_others_stay()
     let mut world = World::new(directory.path());
     world.state.send_replace(Arc::default());
     world.reports.send(report()).await.unwrap();
-    world.leases.send_replace(Some(OrdMap::new()));
+    world.leases.send_replace(Some(Watched::default()));
     world.inputs.heartbeat.reset_immediately();
     let due = timers(Some(Instant::now()));
     // A timer counts in milliseconds, and is ready in the next one.

@@ -2,7 +2,7 @@
 //! numbers tell readers that nothing was written.
 //!
 //! It has [`RECORD_COUNT`] records. A VIP's record is that of its address' last 12 bits, so
-//! neighboring addresses have different ones. A record works like a sequence lock:
+//! neighboring addresses have different ones. A node's record is that of a hash of its name. A record works like a sequence lock:
 //! - A writer of one of its Leases *locks* it, as a range of bytes (`F_OFD_SETLK`). So an agent
 //!   that is stopped in the middle of a write blocks a few VIPs only.
 //! - It *counts*: its number is odd while a Lease is written, and even and greater than ever before
@@ -34,7 +34,7 @@ use nix::{
 };
 
 use crate::atomic_file;
-use vipmux_model::Vip;
+use vipmux_model::{NodeName, Vip};
 
 /// With 10,000 VIPs two or three share a record. Reading all records takes some ten microseconds.
 const RECORD_COUNT: u16 = 1 << 12;
@@ -100,13 +100,13 @@ impl VersionFile {
         Ok(SequenceNumbers(bytes))
     }
 
-    /// Locks the VIP's record. Fails with the kind `TimedOut` if another agent holds the lock until
+    /// Locks a record. Fails with the kind `TimedOut` if another agent holds the lock until
     /// `deadline`.
-    pub(super) fn lock(&self, vip: Vip, deadline: Instant) -> io::Result<RecordLock> {
+    pub(super) fn lock(&self, index: RecordIndex, deadline: Instant) -> io::Result<RecordLock> {
         loop {
             self.create()?;
             let file = File::options().read(true).write(true).open(&self.path)?;
-            let record = RecordLock { file, at: record_index(vip) * RECORD_LENGTH };
+            let record = RecordLock { file, at: index.0 * RECORD_LENGTH };
             while !record.try_lock()? {
                 if Instant::now() >= deadline {
                     let why = "another agent has the lock all the time: is one stopped?";
@@ -129,13 +129,25 @@ fn same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Returns the index of the VIP's record. It is the same on all agents.
-fn record_index(vip: Vip) -> u16 {
-    let (high, low) = match vip.address() {
-        IpAddr::V4(address) => (address.octets()[2], address.octets()[3]),
-        IpAddr::V6(address) => (address.octets()[14], address.octets()[15]),
-    };
-    u16::from_be_bytes([high, low]) % RECORD_COUNT
+/// The index of a record. It is the same on all agents.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordIndex(u16);
+
+impl From<Vip> for RecordIndex {
+    fn from(vip: Vip) -> Self {
+        let (high, low) = match vip.address() {
+            IpAddr::V4(address) => (address.octets()[2], address.octets()[3]),
+            IpAddr::V6(address) => (address.octets()[14], address.octets()[15]),
+        };
+        Self(u16::from_be_bytes([high, low]) % RECORD_COUNT)
+    }
+}
+
+impl From<&NodeName> for RecordIndex {
+    fn from(node: &NodeName) -> Self {
+        let hash = |hash: u16, byte: u8| hash.wrapping_mul(31).wrapping_add(byte.into());
+        Self(node.as_str().bytes().fold(0, hash) % RECORD_COUNT)
+    }
 }
 
 fn line(number: u64) -> String {
@@ -158,7 +170,7 @@ fn first() -> u64 {
 impl SequenceNumbers {
     /// Returns the VIP's record; `None` while one of its Leases is written, or may be half written.
     fn number_of(&self, vip: Vip) -> Option<&[u8]> {
-        self.0.chunks(RECORD_LENGTH.into()).nth(record_index(vip).into()).filter(|line| is_even(line))
+        self.0.chunks(RECORD_LENGTH.into()).nth(RecordIndex::from(vip).0.into()).filter(|line| is_even(line))
     }
 
     /// Returns whether the VIP's Lease was not written since `before`, and was not being written

@@ -9,6 +9,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::*;
+use crate::store::RecordStanding;
 use vipmux_testing::{
     PATIENCE, again_while,
     names::{node_name, vip},
@@ -107,7 +108,8 @@ fn the_documented_format_is_the_format() {
     let documented = include_str!("../directory.rs").lines().skip_while(|line| *line != "//! ```yaml").skip(1);
     let text: String =
         documented.take_while(|line| *line != "//! ```").map(|line| line[4..].to_owned() + "\n").collect();
-    let lease = parse(vip("192.0.2.10"), text.clone().into_bytes()).unwrap();
+    let convert = |object| lease_object::from_object(vip("192.0.2.10"), object);
+    let lease = parse(text.clone().into_bytes(), convert, |lease| &lease.version).unwrap();
     let version = Version::new("1795102800000002");
     assert_eq!(lease, Lease { holder: node_name("n1"), epoch: 1, version: version.clone() });
     let time = "2026-11-20T15:30:00Z".parse().unwrap();
@@ -115,6 +117,28 @@ fn the_documented_format_is_the_format() {
     let without_comments: String =
         text.lines().map(|line| line.split(" #").next().unwrap_or_default().trim_end().to_owned() + "\n").collect();
     assert_eq!(serde_saphyr::to_string(&object).unwrap(), without_comments);
+}
+
+#[test]
+fn a_nodes_record_is_compared_and_swapped() {
+    let (state, folder) = state();
+    let node = node_name("n1");
+    let content = |standing| RecordContent { standing, promise: Duration::from_millis(300) };
+    let swap = |folder: &Folder, expected: Option<&Version>, standing| {
+        let content = content(standing);
+        at_last(|| folder.swap_record(&node, expected, &content, Instant::now() + OPERATION_TIMEOUT))
+    };
+    let Swapped::Done(first) = swap(&folder, None, RecordStanding::Confirmed) else { panic!("there is none") };
+    assert_eq!(swap(&folder, None, RecordStanding::Confirmed), Swapped::Conflict);
+    let by = RecordStanding::Challenged(node_name("n2"));
+    let Swapped::Done(second) = swap(&store(&state), Some(&first), by.clone()) else { panic!("another agent's swap") };
+    assert_eq!(swap(&folder, Some(&first), RecordStanding::Confirmed), Swapped::Conflict);
+    let record = NodeRecord { content: content(by), version: second };
+    assert_eq!(folder.read_record(&node).unwrap(), Some(record));
+    assert_eq!(folder.read_record(&node_name("n2")).unwrap(), None);
+    assert!(folder.survey().unwrap().leases.is_empty(), "it is no VIP's Lease");
+    fs::write(folder.record_file(&node), "kind: Lease").unwrap();
+    assert!(matches!(folder.read_record(&node), Err(StoreError::Malformed { .. })));
 }
 
 #[test]
@@ -188,7 +212,7 @@ fn a_writer_that_died_before_the_new_file_was_in_place_leaves_the_old_one() {
     let vip = vip("192.0.2.1");
     let version = swap(&folder, vip, None, "n1", 1);
     let before = folder.survey().unwrap();
-    let record = at_last(|| folder.lock(vip));
+    let record = at_last(|| folder.lock(vip.into()));
     record.begin(0).unwrap();
     let half = atomic_file::write_temporary(&folder.file(vip), b"half").unwrap().into_temp_path();
     // As if the process was killed: its file stays, and its number stays odd.
@@ -208,7 +232,7 @@ fn a_writer_that_died_after_the_new_file_was_in_place_is_seen_nevertheless() {
     swap(&folder, vip, None, "n1", 1);
     folder.survey().unwrap();
     let writer = store(&state);
-    let record = at_last(|| writer.lock(vip));
+    let record = at_last(|| writer.lock(vip.into()));
     let next = record.begin(0).unwrap();
     // A survey in the middle of the write.
     assert_eq!(folder.survey().unwrap().leases[&vip].epoch, 1);
@@ -229,7 +253,7 @@ fn a_lock_that_another_has_is_given_up_on_in_time_and_read_past() {
     let (held, free) = (vip("192.0.2.1"), vip("192.0.2.2"));
     let version = swap(&folder, held, None, "n1", 1);
     let stopped = store(&state);
-    let record = at_last(|| stopped.lock(held));
+    let record = at_last(|| stopped.lock(held.into()));
     let begun = Instant::now();
     assert!(is_unavailable(&try_swap(&folder, held, Some(&version), "n2", 2)));
     assert!(is_unavailable(&folder.delete(held, &version)));

@@ -20,7 +20,10 @@ impl LeaseStore for UnresponsiveStore {
     async fn run(&self, operation: StoreOperation) -> Result<StoreOutcome, StoreError> {
         match operation {
             StoreOperation::Read(vip) if vip.address().is_ipv6() => Ok(StoreOutcome::Read(None)),
-            StoreOperation::Read(_) | StoreOperation::Swap { .. } => pending().await,
+            StoreOperation::Read(_) | StoreOperation::Swap { .. } | StoreOperation::SwapRecord { .. } => {
+                pending().await
+            }
+            StoreOperation::ReadRecord(_) => Ok(StoreOutcome::Record(None)),
             StoreOperation::Delete { .. } => panic!("a fault of the store"),
             StoreOperation::Survey => Ok(StoreOutcome::Surveyed(Survey::default())),
         }

@@ -198,62 +198,137 @@ fn without_a_carrier_the_deadline_stands_still() {
     assert_eq!(bench.election.fence.deadline, before);
 }
 
-#[test]
-fn without_a_majority_the_leases_are_read_and_what_is_still_its_own_is_answered_for() {
+/// A leader of three nodes that no longer hears the others.
+fn alone() -> Bench {
     let mut bench = Bench::leading();
-    bench.peers.evidence = None;
-    bench.later(HEARTBEAT * 2).give(Input::Tick { carrier: true });
-    assert_eq!(bench.said(), ["survey"]);
-    let asked = bench.now;
-    bench.later(ms(20));
-    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))])) });
-    bench.give(Input::Tick { carrier: true });
-    assert_eq!(bench.election.fence.deadline, Some(asked + LEASE));
-    let asked = bench.now;
-    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("b", 2, "v2"))])) });
-    assert!(!bench.election.leads(vip4(1)));
-    assert_eq!(bench.leader(), Some("b"));
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.falls("c", MemberStatus::Down);
+    (bench.peers.majority, bench.peers.evidence) = (false, None);
+    bench.later(ms(100)).give(Input::Tick { carrier: true });
+    bench
 }
 
 #[test]
-fn a_node_knows_whether_only_the_leases_say_that_it_may_answer() {
-    let uses_store = |bench: &Bench| bench.election.uses_store_evidence(&bench.peers, bench.now);
-    let mut bench = Bench::leading();
-    assert!(!uses_store(&bench), "the peers answer");
-    bench.later(HEARTBEAT * 2).give(Input::Tick { carrier: true });
+fn without_a_majority_a_node_confirms_its_record_and_answers_as_long_as_that_says() {
+    let mut bench = alone();
+    assert_eq!(bench.recorded(), ["confirm a (none) for 300 ms"]);
     let asked = bench.now;
-    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))])) });
-    assert!(uses_store(&bench), "the Leases are newer than the peers' answers");
+    bench.later(ms(120)).give(recorded("a", asked, RecordOutcome::Swapped(version("r1"))));
+    assert_eq!(bench.election.fence.deadline, Some(asked + LEASE));
+    assert_eq!(bench.election.next(), Some(asked + LEASE / 2));
+    bench.later(ms(30)).give(Input::Peers);
+    assert_eq!(bench.recorded(), ["confirm a (r1) for 300 ms"]);
+}
+
+#[test]
+fn a_node_knows_whether_only_its_record_says_that_it_may_answer() {
+    let uses_store = |bench: &Bench| bench.election.uses_store_evidence(&bench.peers, bench.now);
+    assert!(!uses_store(&Bench::leading()), "the peers answer");
+    let mut bench = alone();
+    let asked = bench.now;
+    bench.give(recorded("a", asked, RecordOutcome::Swapped(version("r1"))));
+    assert!(uses_store(&bench), "nobody else says so");
     bench.later(HEARTBEAT).tick();
     assert!(!uses_store(&bench), "the peers answer again");
     bench.later(LEASE * 2);
-    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::default()) });
     assert!(!uses_store(&bench), "it may not answer at all");
 }
 
 #[test]
-fn a_survey_that_was_asked_for_before_the_deadline_passed_is_no_evidence() {
+fn one_round_of_heartbeats_without_a_majority_can_be_chance() {
     let mut bench = Bench::leading();
-    bench.peers.evidence = None;
-    let asked = bench.now + LEASE.saturating_sub(ms(10));
-    bench.later(LEASE).give(Input::Tick { carrier: true });
-    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))])) });
-    bench.want(&["a"]);
-    bench.give(Input::Tick { carrier: true });
-    assert_eq!(bench.election.fence.deadline, None);
+    bench.recorded();
+    for expected in [&[] as &[&str], &["confirm a (none) for 300 ms"]] {
+        bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
+        assert_eq!(bench.recorded(), expected);
+    }
 }
 
 #[test]
-fn a_look_at_the_leases_extends_the_deadline_when_it_comes() {
+fn a_node_that_leads_nothing_and_can_take_nothing_asks_the_store_for_no_evidence() {
+    let mut bench = Bench::following();
+    bench.recorded();
+    (bench.peers.majority, bench.peers.evidence) = (false, None);
+    for _ in 0..20 {
+        bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
+    }
+    assert_eq!(bench.recorded(), [""; 0]);
+}
+
+#[test]
+fn half_of_the_members_and_a_minority_after_a_while_need_to_confirm_less_often() {
+    let mut bench = alone();
+    let mut promises = Vec::new();
+    for _ in 0..60 {
+        for said in bench.recorded() {
+            promises.push(said);
+            bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r1"))));
+        }
+        bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
+    }
+    let long = "confirm a (r1) for 2000 ms";
+    assert!(promises.iter().any(|said| said == long), "{promises:?}");
+    assert!(promises.iter().position(|said| said == long) > Some(20), "a majority may be elsewhere: {promises:?}");
+    let mut half = alone();
+    half.recorded();
+    half.peers.members.remove(&node_name("c"));
+    half.give(recorded("a", half.now, RecordOutcome::Conflict));
+    half.give(recorded("a", half.now, RecordOutcome::Read(None)));
+    assert_eq!(half.recorded(), ["read a", "confirm a (none) for 2000 ms"]);
+}
+
+#[test]
+fn a_majority_that_is_back_need_not_wait_for_a_long_promise() {
+    let mut bench = alone();
+    bench.recorded();
+    bench.peers.members.remove(&node_name("c"));
+    bench.give(recorded("a", bench.now, RecordOutcome::Conflict));
+    bench.give(recorded("a", bench.now, RecordOutcome::Read(None)));
+    bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r1"))));
+    assert_eq!(bench.election.fence.deadline, Some(bench.now + ms(2_000)));
+    bench.recorded();
+    bench.peer("b").status = MemberStatus::Alive;
+    bench.peers.majority = true;
+    bench.ticks(1);
+    assert_eq!(bench.election.fence.deadline, Some(bench.now + LEASE));
+    assert_eq!(bench.recorded(), ["confirm a (r1) for 300 ms"]);
+}
+
+#[test]
+fn a_node_that_is_challenged_confirms_its_record_at_once() {
     let mut bench = Bench::leading();
-    let before = bench.election.fence.deadline;
-    bench.peers.evidence = None;
-    bench.later(ms(200)).give(Input::Tick { carrier: true });
-    assert_eq!(bench.said(), ["survey"]);
-    let (asked, leases) = (bench.now, OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))]));
-    bench.later(ms(30)).give(Input::Surveyed { asked, leases: Some(leases) });
-    assert!(bench.election.fence.deadline > before);
-    assert_eq!(bench.election.fence.deadline, Some(asked + LEASE));
+    bench.recorded();
+    let challenged = record(RecordStanding::Challenged(node_name("b")), "r7");
+    bench.give(Input::RecordChanged { node: node_name("a"), record: challenged.clone() });
+    assert_eq!(bench.recorded(), ["read a"], "a watch may be late");
+    bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(challenged))));
+    assert_eq!(bench.recorded(), ["confirm a (r7) for 300 ms"]);
+    assert_eq!(bench.role(), Role::Leading);
+}
+
+#[test]
+fn a_node_that_is_fenced_leads_again_what_is_still_its_own() {
+    let mut bench = alone();
+    bench.said();
+    bench.give(recorded("a", bench.now, RecordOutcome::Conflict));
+    let fenced = record(RecordStanding::Fenced(node_name("b")), "r7");
+    bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(fenced))));
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["follow: this node did not answer in its record, b may take it", "read"]);
+    bench.give(read(Some(lease("a", 1, "v1")))).give(swapped("v2"));
+    assert_eq!(bench.role(), Role::Leading);
+}
+
+#[test]
+fn a_confirmation_that_was_asked_for_before_the_deadline_passed_is_no_evidence() {
+    let mut bench = alone();
+    let asked = bench.now;
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    bench.give(recorded("a", asked, RecordOutcome::Swapped(version("r1"))));
+    bench.want(&["a"]);
+    bench.give(Input::Tick { carrier: true });
+    assert_eq!(bench.election.fence.deadline, None);
 }
 
 #[test]
@@ -267,22 +342,18 @@ fn nothing_is_led_while_the_fence_is_closed() {
 
 #[test]
 fn a_store_that_refuses_is_asked_for_evidence_less_and_less_often() {
-    let mut bench = Bench::leading();
-    bench.peers.majority = false;
+    let mut bench = alone();
     let mut asked = Vec::new();
-    for beat in 0..60_u32 {
-        bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
-        if bench.said().contains(&"survey".to_owned()) {
+    for beat in 0..80_u32 {
+        if !bench.recorded().is_empty() {
             asked.push(beat);
-            bench.give(Input::Surveyed { asked: bench.now, leases: None });
+            bench.give(recorded("a", bench.now, RecordOutcome::Unavailable));
         }
         if bench.election.fence.deadline.is_none() {
             bench.want(&["a"]);
         }
+        bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
     }
     let pauses: Vec<_> = asked.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    assert!(
-        pauses.starts_with(&[2, 2, 4, 8, 10, 10]),
-        "heartbeats between questions, one of which finds the fence closed: {pauses:?}"
-    );
+    assert!(pauses.ends_with(&[10, 10, 10, 10]) && pauses.is_sorted(), "heartbeats between questions: {pauses:?}");
 }

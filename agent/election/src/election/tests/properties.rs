@@ -36,6 +36,8 @@ enum Step {
     /// The result of a store operation or a survey comes, or the store is unavailable.
     Stored(bool),
     Surveyed(bool),
+    /// The results of all operations on nodes' records come, or the store is unavailable.
+    Recorded(bool),
     /// The result of a probe comes.
     Probed(AddressOwner),
     /// Another node writes the Lease, or somebody removes it.
@@ -78,6 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (peer(), message).prop_map(|(peer, message)| Step::Told(peer, message)),
         12 => prop::bool::weighted(0.8).prop_map(Step::Stored),
         4 => prop::bool::weighted(0.8).prop_map(Step::Surveyed),
+        8 => prop::bool::weighted(0.8).prop_map(Step::Recorded),
         4 => found.prop_map(Step::Probed),
         2 => select(vec![Some("b"), Some("c"), None]).prop_map(Step::Written),
     ]
@@ -91,10 +94,12 @@ struct World {
     versions: u64,
     /// The operation on the store whose end is to be given back.
     operation: Option<Command>,
-    /// When the store was asked for all Leases, which have not come yet;
+    /// When the store was asked for all Leases, which have not come yet.
     asked: Option<Duration>,
-    /// and when it was asked for those that came, since the deadline passed last.
-    surveyed: Option<Duration>,
+    /// The operations on nodes' records that are under way, and when they began.
+    records: Vec<(Command, Duration)>,
+    /// Until when this node may answer by its record, if the deadline has not passed since.
+    confirmed: Option<Duration>,
     /// When it did.
     lapsed: Duration,
     probing: bool,
@@ -113,14 +118,17 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let settings = ElectionSettings { lease: LEASE, hold_down: ms(500), detect: true };
+        let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: ms(500), detect: true });
+        // This was answered.
+        bench.recorded();
         Self {
-            bench: Bench::new(settings),
+            bench,
             lease: None,
             versions: 0,
             operation: None,
             asked: None,
-            surveyed: None,
+            records: Vec::new(),
+            confirmed: None,
             lapsed: Duration::ZERO,
             probing: false,
             deadline: None,
@@ -206,8 +214,23 @@ impl World {
             Step::Surveyed(works) => {
                 let asked = self.asked.take()?;
                 let leases = works.then(|| self.lease.iter().map(|lease| (vip4(1), lease.clone())).collect());
-                self.surveyed = self.surveyed.max(Some(asked).filter(|asked| works && *asked >= self.lapsed));
                 Input::Surveyed { asked, leases }
+            }
+            Step::Recorded(works) => {
+                let (command, asked) = self.records.pop()?;
+                let (node, outcome) = match command {
+                    Command::SwapRecord { node, content, .. } if works => {
+                        if node == bench.election.local && asked >= self.lapsed {
+                            self.confirmed = Some(asked + content.promise);
+                        }
+                        self.versions += 1;
+                        (node, RecordOutcome::Swapped(version(&format!("r{}", self.versions))))
+                    }
+                    Command::ReadRecord(node) if works => (node, RecordOutcome::Read(None)),
+                    Command::SwapRecord { node, .. } | Command::ReadRecord(node) => (node, RecordOutcome::Unavailable),
+                    _ => return None,
+                };
+                Input::Recorded { node, asked, outcome }
             }
             Step::Probed(found) => std::mem::take(&mut self.probing).then(|| probed(found))?,
             Step::Written(holder) => {
@@ -252,17 +275,26 @@ impl World {
                 }
                 Command::Extend(deadline) => {
                     prop_assert!(!self.gathers, "what is wanted was not read anew");
-                    prop_assert!(self.deadline.is_none_or(|before| now < before && before < deadline), "it has passed");
-                    let evidence = self.bench.peers.evidence.max(self.surveyed);
-                    prop_assert!(evidence.is_some_and(|asked| deadline <= asked + LEASE), "nobody said so");
+                    prop_assert!(self.deadline.is_none_or(|before| now < before), "it has passed");
+                    let until = self.bench.peers.evidence.map(|asked| asked + LEASE).max(self.confirmed);
+                    prop_assert!(until.is_some_and(|until| deadline <= until), "nobody said so");
                     self.deadline = Some(deadline);
                 }
                 Command::Reload => {
-                    (self.gathers, self.deadline, self.surveyed, self.lapsed) = (true, None, None, now);
+                    (self.gathers, self.deadline, self.confirmed, self.lapsed) = (true, None, None, now);
                 }
                 Command::DiscardEvidence => self.bench.peers.evidence = None,
                 Command::Survey => prop_assert_eq!(self.asked.replace(now), None, "one is under way at most"),
                 Command::Read(_) | Command::Swap { .. } => self.operation = Some(command),
+                Command::ReadRecord(ref node) | Command::SwapRecord { ref node, .. } => {
+                    let of = |command: &Command| match command {
+                        Command::ReadRecord(node) | Command::SwapRecord { node, .. } => Some(node.clone()),
+                        _ => None,
+                    };
+                    let is_busy = self.records.iter().any(|(other, _)| of(other).as_ref() == Some(node));
+                    prop_assert!(!is_busy, "one operation on the record of {node} is under way at most");
+                    self.records.insert(0, (command, now));
+                }
                 Command::Probe { .. } => self.probing = true,
                 Command::Publish(Item::Claim { epoch, .. }) => {
                     prop_assert!(epoch >= self.highest, "epoch {epoch} after {}", self.highest);

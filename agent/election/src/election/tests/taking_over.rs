@@ -169,7 +169,7 @@ fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
         bench.peers.members.remove(&node_name("c"));
         bench.falls("b", MemberStatus::Down);
         bench.peers.majority = false;
-        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        bench.ticks(1).fence("b").give(read(Some(lease("b", 4, "v4"))));
         assert_eq!(bench.said(), ["read", "ask the LAN"]);
         bench.give(probed(found.clone()));
         assert_eq!(bench.said(), expected, "{found:?}");
@@ -179,23 +179,92 @@ fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
         } else if found != AddressOwner::Nobody {
             bench.ticks(98);
             assert_eq!(bench.said(), [""; 0], "it is left alone");
-            bench.ticks(5);
+            let fenced = record(RecordStanding::Fenced(node_name("a")), "r2");
+            bench.ticks(5).record("b", RecordOutcome::Read(Some(fenced))).ticks(1);
             assert_eq!(bench.said(), ["read"], "but not for ever");
         }
     }
 }
 
 #[test]
-fn a_minority_of_several_takes_nothing_over_for_long() {
+fn without_a_majority_a_leader_has_time_to_answer_in_its_record() {
     let mut bench = Bench::following();
+    bench.recorded();
     bench.falls("b", MemberStatus::Down);
     bench.falls("c", MemberStatus::Down);
     bench.peers.majority = false;
-    bench.ticks(50);
-    assert_eq!(bench.said(), [""; 0]);
-    bench.ticks(260);
+    bench.ticks(1);
+    assert_eq!(bench.recorded(), ["read b"]);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    assert_eq!(bench.recorded(), ["challenge b (r1)"]);
+    bench.record("b", RecordOutcome::Swapped(version("r2")));
+    bench.ticks(20);
+    assert_eq!(bench.recorded(), [""; 0], "elsewhere may be a majority, whose watches must show it");
+    bench.ticks(1);
+    assert_eq!((bench.recorded(), bench.said()), (vec!["fence b (r2)".to_owned()], Vec::new()));
+    bench.record("b", RecordOutcome::Swapped(version("r3"))).ticks(1);
+    assert_eq!(bench.said(), ["read"], "it is gone");
+}
+
+#[test]
+fn a_leader_that_answers_in_its_record_is_left_alone_for_a_while() {
+    let mut bench = Bench::following();
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.peers.members.remove(&node_name("c"));
+    bench.peers.majority = false;
+    bench.ticks(1).record("b", RecordOutcome::Read(None)).record("b", RecordOutcome::Swapped(version("r1"))).ticks(4);
+    assert_eq!(bench.recorded(), ["read b", "challenge b (none)", "fence b (r1)"], "half need fear no majority");
+    bench.record("b", RecordOutcome::Conflict);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r2"))));
+    assert_eq!(bench.recorded(), ["read b"]);
+    bench.ticks(99);
+    assert_eq!((bench.recorded(), bench.said()), (Vec::new(), Vec::new()));
+    bench.ticks(2);
+    assert_eq!(bench.recorded(), ["read b"]);
+}
+
+#[test]
+fn of_two_nodes_that_challenge_a_leader_one_fences_it_for_both() {
+    let mut bench = Bench::following();
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.peers.members.remove(&node_name("c"));
+    bench.peers.majority = false;
+    bench.ticks(1);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Challenged(node_name("d")), "r1")))).ticks(4);
+    assert_eq!(bench.recorded(), ["read b", "fence b (r1)"]);
+    bench.record("b", RecordOutcome::Conflict);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Fenced(node_name("d")), "r2"))));
+    bench.ticks(1);
+    assert_eq!((bench.recorded(), bench.said()), (vec!["read b".to_owned()], vec!["read".to_owned()]));
+}
+
+#[test]
+fn a_majority_fences_the_leader_that_it_follows_and_waits_for_a_long_promise_only() {
+    let mut bench = Bench::following();
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4);
+    assert_eq!((bench.said(), bench.recorded()), (vec!["read".to_owned()], vec!["read b".to_owned()]));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    assert_eq!(bench.recorded(), ["fence b (r1)"]);
     bench.give(read(Some(lease("b", 4, "v4"))));
-    assert_eq!(bench.said(), ["read", "ask the LAN"], "most of them may be gone for good");
+    assert_eq!(bench.said(), ["swap v4 for 5"]);
+
+    let mut bench = Bench::following();
+    bench.recorded();
+    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let long = NodeRecord { content, version: version("r1") };
+    bench.give(Input::RecordChanged { node: node_name("b"), record: long.clone() });
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4);
+    assert_eq!((bench.said(), bench.recorded()), (Vec::new(), vec!["read b".to_owned()]));
+    bench.record("b", RecordOutcome::Read(Some(long))).record("b", RecordOutcome::Swapped(version("r2")));
+    bench.ticks(20);
+    assert_eq!((bench.said(), bench.recorded()), (Vec::new(), vec!["challenge b (r1)".to_owned()]));
+    bench.ticks(1).record("b", RecordOutcome::Swapped(version("r3"))).ticks(1);
+    assert_eq!(bench.said(), ["read"]);
 }
 
 #[test]
@@ -224,8 +293,8 @@ fn who_is_cut_off_from_all_others_takes_nothing_back_from_who_followed_it() {
     assert_eq!(bench.said(), ["follow: c took it", "withdraw"]);
     bench.ticks(290);
     assert_eq!(bench.said(), [""; 0]);
-    bench.ticks(20);
-    assert_eq!(bench.said(), ["read"], "it is not waited for for ever");
+    bench.fence("c");
+    assert_eq!(bench.said(), ["read"], "it does not answer in its record");
 }
 
 #[test]
@@ -392,9 +461,9 @@ fn of_two_nodes_neither_takes_back_at_once_what_the_other_has_taken() {
     bench.give(Input::LeaseChanged { vip: vip4(1), lease: Some(lease("b", 2, "v2")) });
     assert_eq!(bench.said(), ["follow: b took it", "withdraw"]);
     bench.ticks(250);
-    assert_eq!(bench.said(), [] as [&str; 0], "b is alive");
-    bench.ticks(60);
-    assert_eq!(bench.said(), ["read"], "it may have died since");
+    assert_eq!(bench.said(), [] as [&str; 0], "b may be alive");
+    bench.fence("b");
+    assert_eq!(bench.said(), ["read"], "it does not answer in its record");
 }
 
 #[test]

@@ -27,7 +27,7 @@ const STATES: [State; 15] = [
         bench.peers.members.remove(&node_name("c"));
         bench.falls("b", MemberStatus::Down);
         bench.peers.majority = false;
-        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        bench.ticks(1).fence("b").give(read(Some(lease("b", 4, "v4"))));
         bench
     }),
     ("following b, which is down: swapping the Lease", || {
@@ -105,7 +105,7 @@ fn suspended() -> Bench {
 }
 
 /// The inputs, each made for the highest epoch that the node knows of.
-const INPUTS: [Made; 41] = [
+const INPUTS: [Made; 45] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
     ("wanted of b alone", |_, _| {
@@ -154,6 +154,20 @@ const INPUTS: [Made; 41] = [
     ("watched: c's Lease of this epoch", |_, epoch| changed(Some(lease("c", epoch, "v9")))),
     ("watched: c's Lease of the next epoch", |_, epoch| changed(Some(lease("c", epoch + 1, "v9")))),
     ("watched: no Lease", |_, _| changed(None)),
+    ("watched: its record, challenged by b", |_, _| Input::RecordChanged {
+        node: node_name("a"),
+        record: record(RecordStanding::Challenged(node_name("b")), "r2"),
+    }),
+    ("no majority", |bench, _| {
+        bench.peers.majority = false;
+        Input::Peers
+    }),
+    ("no majority, and its record was read: challenged by b", |bench, _| {
+        read_own_record(bench, RecordStanding::Challenged(node_name("b")))
+    }),
+    ("no majority, and its record was read: fenced by b", |bench, _| {
+        read_own_record(bench, RecordStanding::Fenced(node_name("b")))
+    }),
     ("some peer announced it", |bench, _| Input::PeerAnnounced(announced(bench, &[]))),
     ("c announced it", |bench, _| Input::PeerAnnounced(announced(bench, &["c"]))),
     ("c announced it, and the kernel goes on", |bench, _| {
@@ -175,6 +189,12 @@ const INPUTS: [Made; 41] = [
     ("nodes with another key may lead rather than it", |_, _| Input::Outranked(true)),
     ("drain begins or ends", |bench, _| Input::Drain(!bench.election.availability.draining)),
 ];
+
+fn read_own_record(bench: &mut Bench, standing: RecordStanding) -> Input {
+    bench.peers.majority = false;
+    bench.give(Input::RecordChanged { node: node_name("a"), record: record(standing.clone(), "r2") });
+    recorded("a", bench.now, RecordOutcome::Read(Some(record(standing, "r2"))))
+}
 
 fn claims(bench: &mut Bench, epoch: u64) {
     let now = bench.now;
@@ -207,6 +227,8 @@ const fn kind(input: &Input) -> usize {
         Input::Lossy(_) => 11,
         Input::Outranked(_) => 12,
         Input::LeaseChanged { .. } => 13,
+        Input::Recorded { .. } => 14,
+        Input::RecordChanged { .. } => 15,
     }
 }
 
@@ -230,19 +252,22 @@ fn each_input_does_in_each_state_what_the_table_says() {
         for (what, make) in INPUTS {
             let mut bench = reach();
             bench.said();
+            bench.recorded();
             bench.later(ms(10));
             let (before, epoch) = (shown(&bench), bench.election.states[&vip4(1)].epoch());
             let input = make(&mut bench, epoch);
             kinds.insert(kind(&input));
             bench.give(input);
-            let (said, after) = (bench.said().join(", "), shown(&bench));
+            let records = bench.recorded();
+            let said = bench.said().into_iter().chain(records).collect::<Vec<_>>().join(", ");
+            let after = shown(&bench);
             if !said.is_empty() || after != before {
                 let said = if said.is_empty() { said } else { format!("; {said}") };
                 lines.push(format!("    {what}: {after}{said}"));
             }
         }
     }
-    assert_eq!((roles.len(), kinds.len()), (7, 14), "each role and each kind of input is in the table");
+    assert_eq!((roles.len(), kinds.len()), (7, 16), "each role and each kind of input is in the table");
     let differs = lines.iter().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
     let table = lines.join("\n") + "\n";
     assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));

@@ -18,17 +18,18 @@ fn version_file() -> (TempDir, VersionFile) {
 }
 
 fn lock(file: &VersionFile, address: &str) -> RecordLock {
-    file.lock(vip(address), Instant::now() + PATIENCE).unwrap()
+    file.lock(vip(address).into(), Instant::now() + PATIENCE).unwrap()
 }
 
 fn refused(file: &VersionFile, address: &str) -> io::ErrorKind {
-    file.lock(vip(address), Instant::now() + SOON).unwrap_err().kind()
+    file.lock(vip(address).into(), Instant::now() + SOON).unwrap_err().kind()
 }
 
 #[test]
 fn neighboring_addresses_have_different_records() {
     for network in ["192.0.2.", "2001:db8::1:"] {
-        let records: BTreeSet<_> = (0..=255).map(|last| record_index(vip(&format!("{network}{last}")))).collect();
+        let records: BTreeSet<_> =
+            (0..=255).map(|last| RecordIndex::from(vip(&format!("{network}{last}"))).0).collect();
         assert_eq!(records.len(), 256, "{network}");
         assert!(records.iter().all(|record| *record < RECORD_COUNT));
     }
