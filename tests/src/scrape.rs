@@ -54,10 +54,11 @@ impl Metrics {
         self.0.lines().filter(of_it).filter(has).filter_map(value).fold(0.0, |sum, value| sum + value)
     }
 
-    /// Returns a gauge's values by one of its labels.
+    /// Returns the values of a gauge with this label alone.
     pub fn by_label(&self, name: &str, label: &str) -> BTreeMap<String, u64> {
         let start = format!("{name}{{{label}=\"");
         let series = self.0.lines().filter_map(|line| line.strip_prefix(&start)?.split_once("\"} "));
+        let series = series.filter(|(label, _)| !label.contains('"'));
         series.filter_map(|(label, value)| Some((label.to_owned(), value.parse().ok()?))).collect()
     }
 

@@ -132,7 +132,7 @@ pub struct Election {
     fence: Fence,
     /// The time of the last heartbeat.
     ticked: Duration,
-    /// No majority had answered the round of heartbeats before that.
+    /// By then, the last answers of a majority were old.
     unanswered: bool,
     /// This node's record in the store, and those of nodes whose VIPs this one is about to take.
     record: OwnRecord,
@@ -411,7 +411,9 @@ impl Election {
     /// that it has passed.
     fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
         self.commands.push(Command::Heartbeat);
-        self.unanswered = peers.evidence < Some(self.ticked);
+        // After two rounds of heartbeats by default.
+        let old = self.settings.lease * 3 / 5;
+        self.unanswered = peers.evidence.is_none_or(|asked| now.saturating_sub(asked) >= old);
         self.ticked = now;
         if !self.availability.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
             (self.availability.ready, self.index.preferences) = (true, None);

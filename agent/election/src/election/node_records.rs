@@ -164,7 +164,7 @@ impl Election {
         if self.record.challenged {
             return Some(self.record.not_before);
         }
-        // As long as there is a majority, one round of heartbeats without it can be chance.
+        // As long as there is a majority, a round of heartbeats without its answers can be chance.
         let has_other = peers.evidence >= Some(self.ticked) || peers.majority && !self.unanswered;
         (!has_other).then(|| self.fence.confirmation_due().max(self.record.not_before))
     }
