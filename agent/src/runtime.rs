@@ -27,6 +27,7 @@
 mod address_conflicts;
 mod announcements;
 mod conflict_events;
+mod cut_segments;
 mod desired;
 mod drain;
 mod election_driver;
@@ -58,14 +59,19 @@ mod startup;
 mod telemetry;
 mod warnings;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use tokio::sync::mpsc;
 
 use self::{
     announcements::{Announcements, ProbeAnswers},
+    cut_segments::{CutSegments, SegmentView},
     election_driver::ElectionDriver,
     events::{Event, Inputs, Sources, Timers},
+    interfaces::SegmentChanges,
     kernel::boottime,
     liveness::StartupProgress,
     peer_health::PeerHealth,
@@ -82,7 +88,7 @@ pub use self::{
 };
 use crate::gossip::Addresses;
 use vipmux_cluster::store::{StoreReport, Watched};
-use vipmux_datapath::link::{Links, Monitor};
+use vipmux_datapath::link::{Links, Monitor, PeersBySegment, SegmentPeers, interface_name};
 use vipmux_election::{Command, Input};
 use vipmux_model::NodeName;
 
@@ -94,6 +100,7 @@ struct Agent {
     announcements: Announcements,
     health: PeerHealth,
     self_check: SelfCheck,
+    cut_segments: CutSegments,
     telemetry: Telemetry,
     /// To the pipeline, which answers them.
     explain_requests: mpsc::Sender<ExplainRequest>,
@@ -149,7 +156,7 @@ impl Agent {
             Event::Heartbeat => {
                 let start = Instant::now();
                 self.heartbeat(&inputs.links())?;
-                reconcile = self.check_pins()?;
+                reconcile = self.check_pins()? | self.check_segments(&inputs.links(), monitor)?;
                 inputs.end_heartbeat(start.elapsed());
                 if self.election.may_stop() {
                     return Ok(Next::Stop);
@@ -231,6 +238,41 @@ impl Agent {
             self.serving.forget_link(*ifindex);
         }
         Ok(!detached.is_empty())
+    }
+
+    /// Has other nodes on each segment asked, and finds out where this node has no path to them.
+    /// Returns whether to reconcile, since that changed.
+    fn check_segments(&mut self, links: &Links, monitor: &Monitor) -> Result<bool, AgentError> {
+        let now = boottime()?;
+        if !self.cut_segments.take_due(now) {
+            return Ok(false);
+        }
+        let usable = self.serving.interfaces.numbered().filter(|(_, segment)| segment.carrier);
+        let segments: BTreeSet<u32> = usable.map(|(_, segment)| segment.ifindex).collect();
+        let reaches = monitor.reaches();
+        self.election.publish_reaches(links, &reaches)?;
+        let (mut views, mut peers) = (BTreeMap::new(), PeersBySegment::new());
+        for (ifindex, (addresses, best)) in self.election.on_segments(links, &segments) {
+            views.insert(ifindex, SegmentView { own: reaches.get(&ifindex).copied(), best });
+            let own = links.get(ifindex).and_then(|interface| interface.subnet_addresses().next());
+            peers.extend(own.map(|own| (ifindex, SegmentPeers { own, peers: addresses })));
+        }
+        monitor.probe(peers);
+        self.cut_segments.update(&views, now);
+        let (cut, before) = (self.cut_segments.cut(), self.serving.interfaces.cut().clone());
+        self.telemetry.meters.segments(&reaches, cut.len());
+        for ifindex in cut.difference(&before) {
+            let interface = interface_name(*ifindex);
+            tracing::warn!(interface, "no other node answers here, and others answer each other: giving up VIPs");
+        }
+        for ifindex in before.difference(&cut) {
+            tracing::info!(interface = interface_name(*ifindex), "this node may lead VIPs here again");
+        }
+        let returned = before.difference(&cut).copied().collect();
+        self.announcements.update_segments(&SegmentChanges { removed: Vec::new(), returned });
+        let changed = cut != before;
+        self.serving.interfaces.set_cut(cut);
+        Ok(changed && self.serving.is_ready())
     }
 
     /// Lets the election extend the fence deadline, and passes on the VIPs that the programs gave

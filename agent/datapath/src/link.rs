@@ -10,6 +10,7 @@ mod kernel;
 mod monitor;
 mod neighbor_table;
 mod neighbors;
+mod probing;
 mod routes;
 mod segment;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use self::{
     kernel::LinkError,
     monitor::Monitor,
     neighbors::{Neighbor, ResolvedNeighbors, remove_neighbors},
+    probing::{PeersBySegment, SegmentPeers, SegmentReaches},
     routes::gateways,
     segment::{Segment, SegmentPort, Segments},
     unreachability::{Doubt, Doubts},
@@ -351,7 +353,7 @@ impl Links {
 
     /// Returns the interface among `allowed` whose subnet contains `address`: the longest prefix
     /// wins, then the lowest index.
-    fn on_link(&self, address: IpAddr, allowed: &BTreeSet<u32>) -> Option<u32> {
+    pub fn on_link(&self, address: IpAddr, allowed: &BTreeSet<u32>) -> Option<u32> {
         let candidates = allowed.iter().filter_map(|ifindex| self.get(*ifindex));
         let longest = candidates.filter_map(|interface| Some((interface.subnet(address)?, interface.ifindex)));
         longest.max_by_key(|&(prefix, ifindex)| (prefix, std::cmp::Reverse(ifindex))).map(|(_, ifindex)| ifindex)

@@ -29,6 +29,7 @@ pub mod probe;
 mod protocol;
 pub mod published_status;
 pub mod range;
+pub mod reach;
 pub mod reason;
 pub mod request;
 pub mod selector;

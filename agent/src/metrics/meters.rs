@@ -13,9 +13,9 @@ use prometheus_client::{
 };
 
 use vipmux_cluster::store::{Deleted, StoreError, StoreOperation, StoreOutcome, Swapped};
-use vipmux_datapath::announce::SendError;
+use vipmux_datapath::{announce::SendError, link::SegmentReaches};
 use vipmux_election::{Lost, membership::Why};
-use vipmux_model::reason::Reason;
+use vipmux_model::{reach::SegmentReach, reason::Reason};
 
 type Label = [(&'static str, &'static str); 1];
 type Seconds = Gauge<f64, AtomicU64>;
@@ -55,6 +55,7 @@ struct ElectionMeters {
     contested: Gauge,
     forged: Counter,
     lossy: Gauge,
+    segments: Family<Label, Gauge>,
     nodes: Gauge,
     versions: Family<[(&'static str, String); 1], Gauge>,
     announcements: Family<Label, Counter>,
@@ -147,6 +148,8 @@ impl ElectionMeters {
         registry.register("vipmux_forged_announcements", help, self.forged.clone());
         let help = "Interfaces where the frames that the programs send are lost";
         registry.register("vipmux_lossy_interfaces", help, self.lossy.clone());
+        let help = "Segments by how this node reaches others there, and those where its path is cut";
+        registry.register("vipmux_segments", help, self.segments.clone());
         registry.register("vipmux_nodes", "Nodes of the cluster that have an address", self.nodes.clone());
         let help = "Living nodes with an agent, by its version";
         registry.register("vipmux_agent_versions", help, self.versions.clone());
@@ -280,6 +283,18 @@ impl Meters {
     /// Sets the number of interfaces where the frames that the programs send are lost.
     pub fn lossy(&self, interfaces: usize) {
         self.election.lossy.set(whole(interfaces));
+    }
+
+    /// Sets the numbers of segments by how this node reaches others there, and of those where its path
+    /// is cut.
+    pub fn segments(&self, reaches: &SegmentReaches, cut: usize) {
+        let set = |reach, segments| self.election.segments.get_or_create(&[("reach", reach)]).set(whole(segments));
+        for (name, reach) in
+            [("answered", SegmentReach::Answered), ("heard", SegmentReach::Heard), ("deaf", SegmentReach::Deaf)]
+        {
+            set(name, reaches.values().filter(|found| **found == reach).count());
+        }
+        set("cut", cut);
     }
 
     /// Sets the number of Nodes of the cluster that have an address.

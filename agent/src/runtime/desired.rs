@@ -110,6 +110,12 @@ impl DesiredInputs<'_> {
         if let Some(loss) = self.interfaces.loss(self.links).filter(|_| self.interfaces.loses(place.0)) {
             warnings.add(format!("VIP {vip} is not announced on this node: {loss}"));
         }
+        if self.interfaces.is_cut(place.0, place.1.into()) {
+            warnings.add(format!(
+                "VIP {vip} is not announced on this node: no other node answers it on the VIP's segment, while others \
+                 answer each other there"
+            ));
+        }
         place
     }
 

@@ -23,13 +23,13 @@ use vipmux_cluster::source::SourceGuard;
 use vipmux_common::abi::{Mac, NODE_SILENT};
 use vipmux_datapath::{
     bpf::maps::MapsError,
-    link::{Doubt, Doubts, Links},
+    link::{Doubt, Doubts, Links, SegmentReaches},
 };
 use vipmux_election::{
     Command, Input,
     membership::{Item, ItemKey, MOST_ADDRESSES, MOST_SEGMENTS, MemberStatus, Peer},
 };
-use vipmux_model::{NodeName, Vip, desired::Desired};
+use vipmux_model::{NodeName, Vip, desired::Desired, reach::SegmentReach};
 use vipmux_plan::Observed;
 
 /// The election, with what it decides by and what it shows.
@@ -43,6 +43,8 @@ pub(super) struct ElectionDriver {
     peer_addresses: PeerAddresses,
     /// The addresses that this node publishes.
     addresses: BTreeSet<IpAddr>,
+    /// How it reaches others on the segments of these, as it publishes it.
+    reaches: BTreeMap<IpAddr, SegmentReach>,
     source: SourceGuard,
     /// The number of the last refresh of the source that was asked for. The next wanted VIPs must
     /// include it.
@@ -52,7 +54,19 @@ pub(super) struct ElectionDriver {
 impl ElectionDriver {
     pub(super) fn new(node: NodeName, elector: Elector, published: Published, source: SourceGuard) -> Self {
         let (peer_macs, peer_addresses, addresses) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { node, elector, drain: None, published, peer_macs, peer_addresses, addresses, source, awaited: 0 }
+        let reaches = BTreeMap::new();
+        Self {
+            node,
+            elector,
+            drain: None,
+            published,
+            peer_macs,
+            peer_addresses,
+            addresses,
+            reaches,
+            source,
+            awaited: 0,
+        }
     }
 
     /// Requests that the source be read again. The wanted VIPs wait for it.
@@ -131,6 +145,43 @@ impl ElectionDriver {
         }
         self.addresses = all;
         Ok(())
+    }
+
+    /// Publishes how this node reaches others on the segments of its addresses.
+    pub(super) fn publish_reaches(&mut self, links: &Links, reaches: &SegmentReaches) -> Result<(), KernelError> {
+        let owners = links.owners();
+        let reach = |address: &IpAddr| Some((*address, *reaches.get(&owners.get(address)?.ifindex)?));
+        let all: BTreeMap<_, _> = self.addresses.iter().filter_map(reach).collect();
+        for gone in self.reaches.keys().filter(|address| !all.contains_key(address)) {
+            self.elector.withdraw(&ItemKey::Reach(*gone))?;
+        }
+        for (address, reach) in all.iter().filter(|(address, reach)| self.reaches.get(address) != Some(reach)) {
+            self.elector.publish(Item::Reach { address: *address, reach: *reach })?;
+        }
+        self.reaches = all;
+        Ok(())
+    }
+
+    /// Returns the other living nodes on these segments: their addresses, and the best reach of one.
+    pub(super) fn on_segments(
+        &self,
+        links: &Links,
+        segments: &BTreeSet<u32>,
+    ) -> BTreeMap<u32, (BTreeSet<IpAddr>, Option<SegmentReach>)> {
+        let nodes = self.elector.nodes();
+        let mut found: BTreeMap<u32, (BTreeSet<IpAddr>, Option<SegmentReach>)> = BTreeMap::new();
+        self.elector.peers(|peers| {
+            let living = peers.members.iter().filter(|(_, peer)| peer.status == MemberStatus::Alive);
+            for (_, peer) in living.filter(|(name, _)| nodes.contains_key(*name)) {
+                for address in &peer.state.addresses {
+                    let Some(segment) = links.on_link(*address, segments) else { continue };
+                    let (addresses, best) = found.entry(segment).or_default();
+                    addresses.insert(*address);
+                    *best = (*best).max(peer.state.reach.get(address).copied());
+                }
+            }
+        });
+        found
     }
 
     /// Reads the MACs and addresses that peers publish. Returns whether they changed.

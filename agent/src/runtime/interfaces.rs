@@ -58,6 +58,8 @@ pub(super) struct AttachedInterfaces {
     ethtool: Ethtool,
     /// The ports in native mode whose frames are not known to arrive.
     silent: BTreeMap<u32, Delivery>,
+    /// The segments on which this node has no path to others.
+    cut: BTreeSet<u32>,
     /// An interface refused a program at the last attempt.
     refused: bool,
     /// An interface or its MAC is new, so led VIPs must be announced there.
@@ -74,6 +76,7 @@ impl AttachedInterfaces {
             inlets: BTreeMap::new(),
             ethtool,
             silent: BTreeMap::new(),
+            cut: BTreeSet::new(),
             refused: false,
             changed: false,
         }
@@ -127,12 +130,30 @@ impl AttachedInterfaces {
         (bits.fold(0, |a, b| a | b), vlan)
     }
 
+    /// Sets the segments on which this node has no path to others.
+    pub(super) fn set_cut(&mut self, cut: BTreeSet<u32>) {
+        self.cut = cut;
+    }
+
+    /// Returns the segments on which this node has no path to others.
+    pub(super) fn cut(&self) -> &BTreeSet<u32> {
+        &self.cut
+    }
+
+    /// Returns whether this node has no path to others on all segments of a VIP with these bits and
+    /// this VLAN.
+    pub(super) fn is_cut(&self, bits: u32, vlan: u32) -> bool {
+        let mut announced = self.announced_on(bits, vlan).map(|(ifindex, _)| ifindex).peekable();
+        announced.peek().is_some() && announced.all(|ifindex| self.cut.contains(&ifindex))
+    }
+
     /// Returns whether a VIP with these bits and this VLAN can be announced now: a segment has a
-    /// carrier, and the frames of the programs arrive there.
+    /// carrier and a path to others, and the frames of the programs arrive there.
     pub(super) fn carries(&self, bits: u32, vlan: u32) -> bool {
         let is_heard = |port: &u32| !self.silent.contains_key(port) && self.has(*port, bits);
         let sends = |segment: &Segment| segment.carrier && segment.ports.iter().any(is_heard);
-        self.announced_on(bits, vlan).any(|(ifindex, _)| self.segments.get(ifindex).is_some_and(sends))
+        let mut connected = self.announced_on(bits, vlan).filter(|(ifindex, _)| !self.cut.contains(ifindex));
+        connected.any(|(ifindex, _)| self.segments.get(ifindex).is_some_and(sends))
     }
 
     /// Returns whether a port has one of these bits.

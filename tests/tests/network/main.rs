@@ -9,6 +9,7 @@ mod changes;
 mod checking;
 mod closed;
 mod collisions;
+mod cut_segments;
 mod dead_nodes;
 mod demo;
 mod direct;

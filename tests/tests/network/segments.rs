@@ -25,12 +25,13 @@ use crate::{
     services,
 };
 
+const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// The node on both segments.
 const BETWEEN: &str = "node-1";
 /// Addresses on its second segment.
-const VIPS: (Ipv4Addr, Ipv6Addr) =
+pub(crate) const VIPS: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(203, 0, 113, 200), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 0x200));
-const PORT: u16 = 80;
+pub(crate) const PORT: u16 = 80;
 /// The client on that segment.
 const CLIENT: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(203, 0, 113, 101), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 101));
@@ -144,7 +145,7 @@ fn a_strict_reverse_path_filter_passes_vips_on_a_second_segment_in_generic_mode(
 /// There they have the MACs of that segment, so nodes know them.
 #[test]
 fn frames_with_nodes_own_macs_do_not_loop_on_a_second_segment() -> Result<()> {
-    let Some((cluster, client)) = on_both_segments("generic", "own")? else { return Ok(()) };
+    let Some((cluster, client)) = on_both_segments(&NODES, "generic", "own")? else { return Ok(()) };
     reach_all(&cluster, &client)?;
     let loops = cluster.counted("drops", "ttl_exceeded")?;
     ensure!(loops == 0, "{loops} packets went from node to node until the end of their TTL");
@@ -154,9 +155,9 @@ fn frames_with_nodes_own_macs_do_not_loop_on_a_second_segment() -> Result<()> {
 /// All nodes are on both segments. Clients of the second one are reached there, so a strict filter
 /// drops their packets on the first one, which has the nodes' InternalIPs.
 fn passes_strict_filters(xdp_mode: &'static str) -> Result<()> {
-    let Some((mut cluster, client)) = on_both_segments(xdp_mode, "derived")? else { return Ok(()) };
+    let Some((mut cluster, client)) = on_both_segments(&NODES, xdp_mode, "derived")? else { return Ok(()) };
     let mut sessions = reach_all(&cluster, &client)?;
-    for name in ["node-1", "node-2", "node-3"] {
+    for name in NODES {
         let (agent, node) = (cluster.agent(name)?, cluster.lan.node(name)?);
         let neighbors = agent.inspect_json(node, &["neighbors"])?;
         let neighbors = neighbors["neighbors"].as_array().context("no neighbors")?;
@@ -168,7 +169,7 @@ fn passes_strict_filters(xdp_mode: &'static str) -> Result<()> {
         ensure!(code == 0, "{name}: {differences}");
     }
     // A new agent uses the paths in the maps until it knows them by itself.
-    for name in ["node-1", "node-2", "node-3"] {
+    for name in NODES {
         cluster.restart_agent(name)?;
         for session in &mut sessions {
             session.echo("after a restart").with_context(|| cluster.last_outputs())?;
@@ -177,19 +178,23 @@ fn passes_strict_filters(xdp_mode: &'static str) -> Result<()> {
     reach_all(&cluster, &client).map(drop)
 }
 
-/// Starts agents on three nodes that are all on both segments and have a pod each, and strict
-/// filters. Returns the client on the second segment too.
-fn on_both_segments(xdp_mode: &'static str, handover_mac: &'static str) -> Result<Option<(Cluster, Client)>> {
-    const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
-    let Some(mut lan) = Lan::for_test(Options::HOSTILE)? else { return Ok(None) };
-    let client = lan.add_segment(&NODES)?;
+/// Starts agents on all nodes, at most three, that are all on both segments and have a pod each, and
+/// strict filters. Returns the client on the second segment too.
+pub(crate) fn on_both_segments(
+    nodes: &[&str],
+    xdp_mode: &'static str,
+    handover_mac: &'static str,
+) -> Result<Option<(Cluster, Client)>> {
+    let options = Options { nodes: u8::try_from(nodes.len())?, ..Options::HOSTILE };
+    let Some(mut lan) = Lan::for_test(options)? else { return Ok(None) };
+    let client = lan.add_segment(nodes)?;
     let manifests = Manifests::for_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
     let pods = ["web-1", "web-2", "web-3"];
-    for (node, pod) in NODES.into_iter().zip(pods) {
+    for (node, pod) in nodes.iter().zip(pods) {
         cluster.add_pod(node, pod, 10, &[Listener::new(Kind::Echo, 8080, "shop/web")])?;
     }
-    write_beside(&cluster, Service::sharing("shop/web", PORT, "TCP", 8080), &pods)?;
+    write_beside(&cluster, Service::sharing("shop/web", PORT, "TCP", 8080), &pods[..nodes.len()])?;
     let options =
         agent::Options { xdp_mode, interface: "eth0,eth1".to_owned(), handover_mac, ..cluster.agent_options() };
     cluster.start_agents(&options)?;

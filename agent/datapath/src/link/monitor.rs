@@ -1,6 +1,12 @@
 //! Follows interfaces, addresses, neighbors and routes in the kernel as they change.
 
-use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{
     StreamExt,
@@ -22,6 +28,7 @@ use super::{
     kernel,
     neighbor_table::{NeighborTable, ResolveTargets},
     neighbors::{self, NeighborEntry, NeighborRequest},
+    probing::{PeersBySegment, SegmentProbes, SegmentReaches},
     routes::{self, RouteReadTimer},
     unreachability::{Doubts, UnreachabilityDetection},
     veth,
@@ -55,6 +62,8 @@ struct Targets {
     doubts: Doubts,
     /// The interfaces whose incoming frames show that this node's own link works.
     ports: BTreeSet<u32>,
+    /// The other nodes on each segment.
+    peers: PeersBySegment,
 }
 
 /// Keeps [`Links`] and [`ResolvedNeighbors`] up to date, in the network namespace of the thread
@@ -66,6 +75,7 @@ struct Targets {
 pub struct Monitor {
     links: watch::Receiver<Arc<Links>>,
     neighbors: watch::Receiver<Arc<ResolvedNeighbors>>,
+    reaches: watch::Receiver<Arc<SegmentReaches>>,
     targets: watch::Sender<Targets>,
     task: JoinHandle<()>,
 }
@@ -80,9 +90,15 @@ impl Monitor {
         let session = NetlinkSession::open().await?;
         let (links_sender, links) = watch::channel(Arc::new(session.links.clone()));
         let (neighbors_sender, neighbors) = watch::channel(Arc::default());
+        let (reaches_sender, reaches) = watch::channel(Arc::default());
         let (targets, targets_receiver) = watch::channel(Targets::default());
-        let follower = MonitorTask { targets: targets_receiver, links: links_sender, neighbors: neighbors_sender };
-        Ok(Self { links, neighbors, targets, task: tokio::spawn(follower.run(session)) })
+        let follower = MonitorTask {
+            targets: targets_receiver,
+            links: links_sender,
+            neighbors: neighbors_sender,
+            reaches: reaches_sender,
+        };
+        Ok(Self { links, neighbors, reaches, targets, task: tokio::spawn(follower.run(session)) })
     }
 
     /// Returns a receiver of the interfaces, now and as they change.
@@ -113,6 +129,17 @@ impl Monitor {
         self.change_targets(|targets| (targets.doubts, targets.ports) = (doubts, ports));
     }
 
+    /// Sets the other nodes on each segment, of which some are asked. Each address must be one to
+    /// [resolve](Self::resolve).
+    pub fn probe(&self, peers: PeersBySegment) {
+        self.change_targets(|targets| targets.peers = peers);
+    }
+
+    /// Returns how this node reaches others on each [probed](Self::probe) segment.
+    pub fn reaches(&self) -> Arc<SegmentReaches> {
+        Arc::clone(&self.reaches.borrow())
+    }
+
     fn change_targets(&self, change: impl FnOnce(&mut Targets)) {
         self.targets.send_if_modified(|targets| {
             let before = targets.clone();
@@ -141,6 +168,7 @@ struct NetlinkSession {
     links: Links,
     neighbor_table: NeighborTable,
     unreachability: UnreachabilityDetection,
+    probes: SegmentProbes,
     fdb: Fdb,
     /// Carry messages from the notification sockets. They are aborted with the session, which loses
     /// only unread messages.
@@ -173,6 +201,7 @@ impl NetlinkSession {
             links,
             neighbor_table,
             unreachability: UnreachabilityDetection::default(),
+            probes: SegmentProbes::default(),
             fdb,
             _carriers: carriers,
         })
@@ -185,7 +214,8 @@ impl NetlinkSession {
         let fresh = Self::open().await?;
         let (neighbor_table, unreachability) =
             (mem::take(&mut self.neighbor_table), mem::take(&mut self.unreachability));
-        *self = Self { neighbor_table, unreachability, ..fresh };
+        let probes = mem::take(&mut self.probes);
+        *self = Self { neighbor_table, unreachability, probes, ..fresh };
         self.neighbor_table.clear_entries();
         Ok(())
     }
@@ -217,6 +247,9 @@ impl NetlinkSession {
     /// Records an entry, or that it is gone. Returns whether anything changed for readers.
     fn observe_neighbor(&mut self, ifindex: u32, address: IpAddr, entry: Option<NeighborEntry>) -> bool {
         let is_answer = entry.is_some_and(|entry| entry.is_confirmed()) && self.neighbor_table.is_at(ifindex, address);
+        if is_answer {
+            self.probes.answered(address, Instant::now());
+        }
         let changed = is_answer && self.unreachability.answered(address, Instant::now());
         self.neighbor_table.observe(ifindex, address, entry) || changed
     }
@@ -234,6 +267,18 @@ impl NetlinkSession {
         let requests = asked.into_iter().filter_map(|address| self.neighbor_table.ask_request(address)).collect();
         self.execute(requests).await;
         Ok(changed)
+    }
+
+    /// Asks other nodes on each segment.
+    async fn probe_segments(&mut self) {
+        let mut frames = BTreeMap::new();
+        for ifindex in self.probes.interfaces().collect::<Vec<_>>() {
+            frames.insert(ifindex, kernel::received(&self.requests, &BTreeSet::from([ifindex])).await);
+        }
+        let table = &self.neighbor_table;
+        let asked = self.probes.poll(&frames, |address| table.ask_request(address).is_some(), Instant::now());
+        let requests = asked.into_iter().filter_map(|address| table.ask_request(address)).collect();
+        self.execute(requests).await;
     }
 
     async fn read_routes(&mut self) -> Result<(), LinkError> {
@@ -309,6 +354,7 @@ struct MonitorTask {
     targets: watch::Receiver<Targets>,
     links: watch::Sender<Arc<Links>>,
     neighbors: watch::Sender<Arc<ResolvedNeighbors>>,
+    reaches: watch::Sender<Arc<SegmentReaches>>,
 }
 
 impl MonitorTask {
@@ -351,6 +397,7 @@ impl MonitorTask {
                 refresh_at = Some(Instant::now() + RETRY);
             }
             let (routes_at, detect_at) = (session.route_timer.due(), session.unreachability.next());
+            let probe_at = session.probes.next(Instant::now());
             tokio::select! {
                 messages = session.notifications.next() => {
                     let messages = messages.ok_or(LinkError::Closed)?;
@@ -376,6 +423,10 @@ impl MonitorTask {
                     if session.detect_unreachability(&ports).await? {
                         self.publish(session);
                     }
+                }
+                () = sleep_until(probe_at.unwrap_or_else(Instant::now)), if probe_at.is_some() => {
+                    session.probe_segments().await;
+                    replace(&self.reaches, &session.probes.reaches());
                 }
                 () = sleep_until(refresh_at.unwrap_or_else(Instant::now)), if refresh_at.is_some() => {
                     refresh_at = None;
@@ -415,7 +466,9 @@ impl MonitorTask {
     async fn set_targets(&mut self, session: &mut NetlinkSession) -> Result<(), LinkError> {
         let targets = self.targets.borrow_and_update().clone();
         session.unreachability.set_doubts(&targets.doubts, Instant::now());
+        session.probes.set_segments(&targets.peers, Instant::now());
         session.set_targets(&targets).await?;
+        replace(&self.reaches, &session.probes.reaches());
         self.publish(session);
         Ok(())
     }

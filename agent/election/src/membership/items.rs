@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use vipmux_common::abi::Mac;
 
 use super::sealing::VERSION;
-use vipmux_model::{NodeName, Vip};
+use vipmux_model::{NodeName, Vip, reach::SegmentReach};
 
 /// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
 pub const MOST_SEGMENTS: u8 = 32;
@@ -65,6 +65,13 @@ pub enum Item {
     Address(IpAddr),
     /// Its agent.
     Agent(AgentInfo),
+    /// How it reaches others on the segment of one of its IP addresses.
+    Reach {
+        /// Its address.
+        address: IpAddr,
+        /// How it reaches them.
+        reach: SegmentReach,
+    },
 }
 
 /// What an agent says of itself.
@@ -123,6 +130,8 @@ pub enum ItemKey {
     Address(IpAddr),
     /// The key of [`Item::Agent`].
     Agent,
+    /// The key of [`Item::Reach`].
+    Reach(IpAddr),
 }
 
 /// A backend's port, and how it is probed.
@@ -195,6 +204,8 @@ pub struct State {
     pub health: BTreeMap<ProbedPort, bool>,
     /// Its agent.
     pub agent: Option<AgentInfo>,
+    /// How it reaches others on the segment of each of its addresses, as far as it knows.
+    pub reach: BTreeMap<IpAddr, SegmentReach>,
 }
 
 /// A peer's claim to a VIP.
@@ -220,6 +231,7 @@ impl Item {
             Self::Health { probed, .. } => ItemKey::Health(*probed),
             Self::Address(address) => ItemKey::Address(*address),
             Self::Agent(_) => ItemKey::Agent,
+            Self::Reach { address, .. } => ItemKey::Reach(*address),
         }
     }
 }
@@ -227,7 +239,8 @@ impl Item {
 impl State {
     /// Returns the number of items that take room.
     pub(super) fn len(&self) -> usize {
-        self.claims.len() + self.unable.len() + self.macs.len() + self.health.len() + self.addresses.len()
+        let of_segments = self.macs.len() + self.addresses.len() + self.reach.len();
+        self.claims.len() + self.unable.len() + self.health.len() + of_segments
     }
 
     /// Applies a change that was learned at `now`.
@@ -251,6 +264,9 @@ impl State {
                 self.addresses.insert(address);
             }
             ItemChange::Set(Item::Agent(agent)) => self.agent = Some(agent),
+            ItemChange::Set(Item::Reach { address, reach }) => {
+                self.reach.insert(address, reach);
+            }
             ItemChange::Gone(ItemKey::Agent) => self.agent = None,
             ItemChange::Gone(ItemKey::Ready) => self.ready = false,
             ItemChange::Gone(ItemKey::Draining) => self.draining = false,
@@ -268,6 +284,9 @@ impl State {
             }
             ItemChange::Gone(ItemKey::Address(address)) => {
                 self.addresses.remove(&address);
+            }
+            ItemChange::Gone(ItemKey::Reach(address)) => {
+                self.reach.remove(&address);
             }
         }
     }
