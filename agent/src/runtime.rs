@@ -165,7 +165,7 @@ impl Agent {
             Event::ProbeResults => self.health.update(&self.election.elector)?,
             Event::PeersChanged => reconcile = self.peers_changed(inputs.has_begun(), monitor)?,
             Event::StoreReport(report) => self.store_report(report)?,
-            Event::LeasesChanged => self.leases_changed(inputs.leases())?,
+            Event::LeasesChanged => reconcile = self.leases_changed(inputs.leases())?,
             Event::AddressProbeDue => self.poll_address_probes()?,
             Event::ElectionDue => self.elect()?,
             Event::AnnouncementDue => self.announcements.send_due(),
@@ -315,10 +315,11 @@ impl Agent {
         self.execute(&commands)
     }
 
-    /// Passes the changes of the Leases to the election.
-    fn leases_changed(&mut self, watched: Watched) -> Result<(), AgentError> {
-        let commands = self.election.elector.leases_changed(&mut self.serving.kernel, watched)?;
-        self.execute(&commands)
+    /// Passes the changes of the Leases to the election. Returns whether MACs of peers changed.
+    fn leases_changed(&mut self, watched: Watched) -> Result<bool, AgentError> {
+        let (commands, macs_changed) = self.election.elector.leases_changed(&mut self.serving.kernel, watched)?;
+        self.execute(&commands)?;
+        Ok(macs_changed && self.election.update_peers())
     }
 
     /// Sends address probes, and passes the answers to the election.

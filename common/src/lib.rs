@@ -18,3 +18,6 @@ mod pod;
 pub mod table;
 #[cfg(feature = "std")]
 mod user_space;
+
+#[cfg(feature = "std")]
+pub use self::user_space::InvalidMac;

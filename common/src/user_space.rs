@@ -1,8 +1,10 @@
 //! Converts between map types and types of `std`, in user space.
 
 use std::{
+    error::Error,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
 };
 
 use crate::abi::{Address, Mac, NodeLabel, ServiceOwner};
@@ -38,6 +40,33 @@ impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let b = self.bytes();
         write!(f, "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}", b[0], b[1], b[2], b[3], b[4], b[5])
+    }
+}
+
+/// The text is not a MAC address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidMac(String);
+
+impl fmt::Display for InvalidMac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not a MAC address such as 02:00:5e:10:20:30", self.0)
+    }
+}
+
+impl Error for InvalidMac {}
+
+impl FromStr for Mac {
+    type Err = InvalidMac;
+
+    /// Parses six hexadecimal bytes separated by colons.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let byte = |part: &str| {
+            let digits = part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+            digits.then(|| u8::from_str_radix(part, 16).ok()).flatten()
+        };
+        let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
+        let bytes = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+        bytes.map(Self::new).ok_or_else(|| InvalidMac(text.to_owned()))
     }
 }
 
@@ -93,6 +122,16 @@ mod tests {
         }
         assert!(Address::from(Ipv4Addr::new(192, 0, 2, 1)).is_v4());
         assert_eq!(Address::from(Ipv4Addr::new(192, 0, 2, 1)), Address::v4(u32::from_ne_bytes([192, 0, 2, 1])));
+    }
+
+    #[test]
+    fn a_mac_is_six_bytes_in_hexadecimal() {
+        assert_eq!("02:00:5e:10:20:aF".parse(), Ok(Mac::new([2, 0, 0x5e, 0x10, 0x20, 0xaf])));
+        for bad in
+            ["", "02:00:5e:10:20", "02:00:5e:10:20:30:40", "02:00:5e:10:20:+3", "2:0:5e:10:20:30", "zz:00:5e:10:20:30"]
+        {
+            assert_eq!(bad.parse::<Mac>(), Err(InvalidMac(bad.to_owned())));
+        }
     }
 
     #[test]

@@ -70,10 +70,15 @@ impl FailoverCluster {
     /// Makes it with a real API server. All agents' requests go through a proxy, which injects no
     /// faults yet.
     pub fn in_kubernetes_by_proxy(options: Options) -> Result<Option<(Self, ApiProxy)>> {
+        Self::in_kubernetes_by_proxy_with(options, LEASE)
+    }
+
+    /// Like [`Self::in_kubernetes_by_proxy`], with this lease.
+    pub fn in_kubernetes_by_proxy_with(options: Options, lease: &'static str) -> Result<Option<(Self, ApiProxy)>> {
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
         let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
         let proxy = cluster.reach_api_by_proxy(SEED)?;
-        Ok(Some((Self::of(cluster, LEASE)?, proxy)))
+        Ok(Some((Self::of(cluster, lease)?, proxy)))
     }
 
     fn of(mut cluster: Cluster, lease: &'static str) -> Result<Self> {

@@ -36,6 +36,8 @@ use crate::{
 const BRIDGE: &str = "br0";
 /// Ethernet's MTU.
 const ORDINARY_MTU: u32 = 1_500;
+/// The default of `--gossip-port`.
+const GOSSIP: u16 = 7_944;
 /// Prefix lengths of the LAN, IPv4 and IPv6.
 const PREFIX_LENGTHS: (u8, u8) = (24, 64);
 /// Prefix lengths of a node's pod network, IPv4 and IPv6.
@@ -428,6 +430,24 @@ impl Node {
     /// Runs `nft` with these commands on the node and returns what it writes.
     pub fn nft(&self, commands: &str) -> Result<String> {
         self.namespace.nft(commands)
+    }
+
+    /// Adds a packet filter of the node's own for incoming gossip.
+    pub fn filter_gossip(&self, verdict: &str) -> Result<()> {
+        self.nft(&format!(
+            "table inet filter {{
+                chain input {{
+                    type filter hook input priority 0;
+                    udp dport {GOSSIP} {verdict}
+                }}
+            }}"
+        ))
+        .map(drop)
+    }
+
+    /// Removes the packet filter.
+    pub fn unfilter_gossip(&self) -> Result<()> {
+        self.nft("delete table inet filter").map(drop)
     }
 
     /// Returns the packets of a named counter ([`Namespace::nft_packets`]).

@@ -11,7 +11,9 @@ mod directory;
 mod kubernetes;
 mod lease_object;
 mod lease_watch;
+mod node_macs;
 mod operations;
+mod retry_after;
 
 use std::{future::Future, io, sync::Arc};
 
@@ -23,6 +25,7 @@ pub use self::{
     kubernetes::KubernetesStore,
     lease_object::{lease_name, record_name},
     lease_watch::{Watched, WatchedLeases, changes, follow, follow_api},
+    node_macs::publish as publish_macs,
     operations::{StoreOperation, StoreOperations, StoreOutcome, StoreReport},
 };
 pub use vipmux_election::lease::{Lease, NodeRecord, RecordContent, RecordStanding, Version};

@@ -426,6 +426,7 @@ impl Election {
         }
         if self.fence.is_past(now) {
             self.fence.lapse(now);
+            self.fencings.note_cut_off(now);
             self.suspend(&Lost::Fenced, now);
             self.commands.extend([Command::DiscardEvidence, Command::Reload]);
             return;
@@ -453,6 +454,7 @@ impl Election {
         for vip in own {
             if let Some((state, mut cx)) = self.state_of(vip, now) {
                 state.stop(Role::Suspended, why.clone(), &mut cx);
+                state.abandon_check();
             }
         }
     }

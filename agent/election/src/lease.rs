@@ -51,8 +51,8 @@ pub(crate) fn later_epoch(one: u64, other: u64) -> u64 {
     if is_later(other, one) { other } else { one }
 }
 
-/// The record of a node. It is written only while the node hears no majority of its peers, and by
-/// nodes that take its VIPs.
+/// The record of a node. It is created when the node starts for the first time, and written only while the
+/// node hears no majority of its peers, and by nodes that take its VIPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRecord {
     /// The content.
@@ -66,7 +66,7 @@ pub struct NodeRecord {
 pub struct RecordContent {
     /// Who wrote it last, and what for.
     pub standing: RecordStanding,
-    /// The time for which the node's kernel may answer after the node began to write
+    /// The time for which the node's kernel may answer after the node began to write or read
     /// [`RecordStanding::Confirmed`] last.
     pub promise: Duration,
 }

@@ -89,14 +89,16 @@ const READ: [(&str, &str); 8] = [
 
 /// The rights of the agents' account, which every node has. None of them changes a Service or a
 /// Node.
-pub const AGENT: [Right; 2 * READ.len() + 9] = joined(
+pub const AGENT: [Right; 2 * READ.len() + 10] = joined(
     following(),
     [
-        // Each read is as new as the last write, and there is no watch: see `store::kubernetes`.
+        // Each read is as new as the last write: see `store::kubernetes`.
         namespaced("coordination.k8s.io", "leases", "get"),
         namespaced("coordination.k8s.io", "leases", "list"),
         namespaced("coordination.k8s.io", "leases", "create"),
         namespaced("coordination.k8s.io", "leases", "update"),
+        // The records of nodes, in which others keep something, too.
+        namespaced("coordination.k8s.io", "leases", "patch"),
         namespaced("coordination.k8s.io", "leases", "delete"),
         namespaced("coordination.k8s.io", "leases", "watch"),
         // Events are about Services, so they are in the Services' namespaces.

@@ -117,7 +117,7 @@ struct LookupArgs {
     #[arg(long, conflicts_with = "source_mac")]
     from_peer: bool,
     /// The frame's source MAC, such as another node's
-    #[arg(long, value_name = "MAC", value_parser = lookup::parse_mac)]
+    #[arg(long, value_name = "MAC")]
     source_mac: Option<Mac>,
     /// The interface where it comes in [default: one where the VIP is announced]
     #[arg(long, value_name = "NAME", value_parser = ifindex)]

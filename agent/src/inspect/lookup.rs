@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{DropReason, Mac};
+use vipmux_common::abi::DropReason;
 
 use self::entries::LookupMaps;
 pub use self::walk::{FrameSource, LookupPacket, walk};
@@ -136,37 +136,5 @@ impl Report for Lookup {
         }
         table.row(["verdict".into(), self.outcome.cell()]);
         table.print(out, color)
-    }
-}
-
-/// The text is not a MAC address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a MAC address such as 02:00:5e:10:20:30")]
-pub struct InvalidMac(String);
-
-/// Parses six hexadecimal bytes separated by colons.
-pub fn parse_mac(text: &str) -> Result<Mac, InvalidMac> {
-    let bad = || InvalidMac(text.to_owned());
-    let byte = |part: &str| {
-        let digits = part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
-        digits.then(|| u8::from_str_radix(part, 16).ok()).flatten()
-    };
-    let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
-    let bytes = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
-    bytes.map(Mac::new).ok_or_else(bad)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mac_is_six_bytes_in_hexadecimal() {
-        assert_eq!(parse_mac("02:00:5e:10:20:aF"), Ok(Mac::new([2, 0, 0x5e, 0x10, 0x20, 0xaf])));
-        for bad in
-            ["", "02:00:5e:10:20", "02:00:5e:10:20:30:40", "02:00:5e:10:20:+3", "2:0:5e:10:20:30", "zz:00:5e:10:20:30"]
-        {
-            assert_eq!(parse_mac(bad), Err(InvalidMac(bad.to_owned())));
-        }
     }
 }

@@ -161,7 +161,7 @@ mod tests {
             for best in REACHES {
                 let view = view(own, best);
                 let expected = matches!((own, best), (Some(own), Some(best)) if own < best);
-                assert!(!Bench::default().keep(view, SETTLE - EVERY), "{view:?}");
+                assert!(!Bench::default().keep(view, SETTLE.saturating_sub(EVERY)), "{view:?}");
                 assert_eq!(Bench::default().keep(view, SETTLE), expected, "{view:?}");
             }
         }
@@ -170,9 +170,9 @@ mod tests {
     #[test]
     fn a_segment_that_goes_down_as_a_whole_cuts_no_path() {
         let mut bench = Bench::default();
-        assert!(!bench.keep(view(Heard, Answered), SETTLE - EVERY), "the others have not found out");
+        assert!(!bench.keep(view(Heard, Answered), SETTLE.saturating_sub(EVERY)), "the others have not found out");
         assert!(!bench.keep(view(Heard, Heard), SETTLE * 10));
-        assert!(!bench.keep(view(Deaf, Heard), SETTLE - EVERY));
+        assert!(!bench.keep(view(Deaf, Heard), SETTLE.saturating_sub(EVERY)));
         assert!(!bench.keep(view(Deaf, Deaf), SETTLE * 10));
     }
 
@@ -180,9 +180,9 @@ mod tests {
     fn a_cut_ends_when_the_node_is_answered_for_a_while() {
         let mut bench = Bench::default();
         assert!(bench.keep(view(Deaf, Answered), SETTLE));
-        assert!(bench.keep(view(Answered, Answered), HOLD - EVERY));
+        assert!(bench.keep(view(Answered, Answered), HOLD.saturating_sub(EVERY)));
         assert!(bench.keep(view(Heard, Answered), EVERY));
-        assert!(bench.keep(view(Answered, Answered), HOLD - EVERY), "it begins anew");
+        assert!(bench.keep(view(Answered, Answered), HOLD.saturating_sub(EVERY)), "it begins anew");
         assert!(!bench.keep(view(Answered, Answered), EVERY * 2));
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let mut bench = Bench::default();
         for hold in [HOLD, HOLD * 2, HOLD * 4, HOLD * 8] {
             assert!(bench.keep(view(Deaf, Answered), SETTLE));
-            assert!(bench.keep(view(Answered, Answered), hold - EVERY), "{hold:?}");
+            assert!(bench.keep(view(Answered, Answered), hold.saturating_sub(EVERY)), "{hold:?}");
             assert!(!bench.keep(view(Answered, Answered), EVERY * 2), "{hold:?}");
         }
         assert!(!bench.keep(view(Answered, Answered), FORGOTTEN));

@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::watch;
+
 use super::{
     desired::{PeerAddresses, PeerMacs},
     drain::Drain,
@@ -41,6 +43,8 @@ pub(super) struct ElectionDriver {
     published: Published,
     peer_macs: PeerMacs,
     peer_addresses: PeerAddresses,
+    /// The MACs of this node, for its record.
+    recorded_macs: watch::Sender<BTreeSet<Mac>>,
     /// The addresses that this node publishes.
     addresses: BTreeSet<IpAddr>,
     /// How it reaches others on the segments of these, as it publishes it.
@@ -52,7 +56,13 @@ pub(super) struct ElectionDriver {
 }
 
 impl ElectionDriver {
-    pub(super) fn new(node: NodeName, elector: Elector, published: Published, source: SourceGuard) -> Self {
+    pub(super) fn new(
+        node: NodeName,
+        elector: Elector,
+        published: Published,
+        source: SourceGuard,
+        recorded_macs: watch::Sender<BTreeSet<Mac>>,
+    ) -> Self {
         let (peer_macs, peer_addresses, addresses) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         let reaches = BTreeMap::new();
         Self {
@@ -62,6 +72,7 @@ impl ElectionDriver {
             published,
             peer_macs,
             peer_addresses,
+            recorded_macs,
             addresses,
             reaches,
             source,
@@ -118,12 +129,17 @@ impl ElectionDriver {
         Ok(commands)
     }
 
-    /// Publishes this node's MACs, that of its InternalIP's interface first. Peers must know the
+    /// Publishes this node's MACs, by gossip and in its record, that of its InternalIP's interface first. Peers must know the
     /// others, too: they tell a node's announcements from a foreign speaker's.
     fn publish_macs(&self, first: Option<Mac>, all: BTreeSet<Mac>) -> Result<(), KernelError> {
         if let Some(mac) = first {
             self.elector.publish(Item::Mac { segment: 0, mac })?;
         }
+        self.recorded_macs.send_if_modified(|recorded| {
+            let is_new = *recorded != all;
+            recorded.clone_from(&all);
+            is_new
+        });
         let mut others = all.into_iter().filter(|mac| Some(*mac) != first);
         for segment in 1..MOST_SEGMENTS {
             match others.next() {
@@ -184,7 +200,8 @@ impl ElectionDriver {
         found
     }
 
-    /// Reads the MACs and addresses that peers publish. Returns whether they changed.
+    /// Reads the MACs and addresses that peers publish: by gossip, and the MACs of those that are not
+    /// heard by their records. Returns whether they changed.
     pub(super) fn update_peers(&mut self) -> bool {
         // If a peer is down, the neighbor table has better information on where frames go. But it
         // may still announce VIPs.
@@ -192,7 +209,10 @@ impl ElectionDriver {
             let macs = peer.state.macs.iter().filter(|(segment, _)| **segment > 0 || peer.status.is_alive());
             (name.clone(), macs.map(|(segment, mac)| (*segment, *mac)).collect())
         };
-        let macs: PeerMacs = self.elector.peers(|peers| peers.members.iter().map(of_peer).collect());
+        let mut macs: PeerMacs = self.elector.peers(|peers| peers.members.iter().map(of_peer).collect());
+        for (name, unheard) in self.elector.unheard_macs() {
+            macs.insert(name, (1..).zip(unheard).collect());
+        }
         // A peer whose state is not known yet has published nothing, not even its MACs.
         let is_known = |(_, peer): &(&NodeName, &Peer)| !peer.state.macs.is_empty();
         let addresses = |(name, peer): (&NodeName, &Peer)| (name.clone(), peer.state.addresses.clone());

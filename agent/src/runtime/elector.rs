@@ -171,13 +171,13 @@ impl Elector {
             return Vec::new();
         }
         let mut owners = MacOwners::new();
+        let mut add = |name: &NodeName, mac: &Mac| {
+            owners.entry(*mac).or_default().insert(name.clone());
+        };
         self.peers(|peers| {
-            for (name, peer) in &peers.members {
-                for mac in peer.state.macs.values() {
-                    owners.entry(*mac).or_default().insert(name.clone());
-                }
-            }
+            peers.members.iter().for_each(|(name, peer)| peer.state.macs.values().for_each(|mac| add(name, mac)));
         });
+        self.unheard_macs().iter().for_each(|(name, macs)| macs.iter().for_each(|mac| add(name, mac)));
         heard.into_iter().map(|(vip, heard)| announcement(vip, &heard, &owners)).collect()
     }
 
@@ -230,19 +230,20 @@ impl Elector {
         self.handle(kernel, input)
     }
 
-    /// Passes what changed in the Leases since the last call.
+    /// Passes what changed in the Leases since the last call. Returns also whether MACs of nodes did.
     pub(super) fn leases_changed(
         &mut self,
         kernel: &mut Kernel,
         watched: Watched,
-    ) -> Result<Vec<Command>, KernelError> {
+    ) -> Result<(Vec<Command>, bool), KernelError> {
         let leases = store::changes(&self.watched.leases, &watched.leases);
         let records = store::changes(&self.watched.records, &watched.records);
+        let macs_changed = !store::changes(&self.watched.macs, &watched.macs).is_empty();
         self.watched = watched;
         self.pending.extend(leases.into_iter().map(|(vip, lease)| Input::LeaseChanged { vip, lease }));
         let record = |(node, record): (NodeName, Option<_>)| Some(Input::RecordChanged { node, record: record? });
         self.pending.extend(records.into_iter().filter_map(record));
-        self.process(kernel)
+        Ok((self.process(kernel)?, macs_changed))
     }
 
     /// Passes an input to the state machine, and executes the commands for the kernel, the store
@@ -367,6 +368,17 @@ impl Elector {
     /// Calls `read` with the peers.
     pub(super) fn peers<T>(&self, read: impl FnOnce(&Peers) -> T) -> T {
         read(self.shared.lock().peers())
+    }
+
+    /// Returns the MACs of other Nodes that have published none by gossip, by their records.
+    pub(super) fn unheard_macs(&self) -> BTreeMap<NodeName, BTreeSet<Mac>> {
+        let nodes = self.addresses.borrow();
+        self.peers(|peers| {
+            let is_heard = |name: &NodeName| peers.members.get(name).is_some_and(|peer| !peer.state.macs.is_empty());
+            let is_unheard = |name: &NodeName| *name != self.local && nodes.contains_key(name) && !is_heard(name);
+            let unheard = self.watched.macs.iter().filter(|(name, _)| is_unheard(name));
+            unheard.map(|(name, macs)| (name.clone(), macs.clone())).collect()
+        })
     }
 
     /// Returns the MACs that a peer publishes.

@@ -328,6 +328,17 @@ impl Kernel {
         self.leadership.lapses()
     }
 
+    /// Moves a deadline back that an earlier agent set with a longer `--lease`. Peers wait no longer than
+    /// this agent publishes.
+    pub(super) fn limit_deadline(&mut self, lease: Duration) -> Result<(), KernelError> {
+        let now = boottime()?;
+        let latest = nanoseconds(now + lease);
+        if self.maps.read_fence()?.deadline > latest {
+            self.maps.write_deadline(latest, nanoseconds(now))?;
+        }
+        Ok(())
+    }
+
     /// Extends the fence deadline.
     pub(super) fn extend(&mut self, deadline: Duration) -> Result<(), KernelError> {
         self.leadership.extend(deadline);

@@ -160,10 +160,12 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let (refreshed, source, model) = (guard.refreshed(), allocation, model_options(&options, reserved));
     let pipeline = Pipeline { refreshed, requests, source, options: model, probes, published: states };
     start_pipeline(pipeline, listed, events, problem_notes);
-    let kernel = open_kernel(&options)?;
+    let mut kernel = open_kernel(&options)?;
+    kernel.limit_deadline(options.election.lease)?;
     let made_key = found_keys.is_none().then(|| gossip_keys::path(&options));
     let keys = gossip_keys::follow(&options, found_keys)?;
     let watched = store::follow(&leases);
+    let recorded_macs = store::publish_macs(&leases, options.node.clone(), options.election.lease, watched.clone());
     let (elector, reports) = start_elector(&options, leases, keys.clone(), made_key)?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
@@ -183,7 +185,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let node = options.node;
     let agent = Agent {
         serving: Serving::new(node.clone(), options.unreachable, handover_macs, kernel, interfaces)?,
-        election: ElectionDriver::new(node.clone(), elector, published, guard),
+        election: ElectionDriver::new(node.clone(), elector, published, guard, recorded_macs),
         announcements,
         health,
         self_check: SelfCheck::new(options.self_check, meters.clone()),

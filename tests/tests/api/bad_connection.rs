@@ -8,7 +8,8 @@ use pnet::util::MacAddr;
 use vipmux_tests::{
     api_proxy::{ApiProxy, Fault, Rule},
     cluster::PATIENCE,
-    failover::{ADDRESS, FailoverCluster, LAN, ObservedFailover},
+    failover::{ADDRESS, DEFAULT_LEASE, FailoverCluster, LAN, ObservedFailover},
+    lan::Options,
     wait,
 };
 
@@ -74,6 +75,52 @@ fn a_majority_takes_over_while_the_api_server_is_silent() -> Result<()> {
     await_holder(&failover, other)?;
     failover.go_on()?;
     failover.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
+}
+
+/// Exactly half of the nodes are left, so the store decides.
+#[test]
+fn half_of_four_nodes_follow_the_others_through_a_slow_api_server_and_wait_for_a_silent_one() -> Result<()> {
+    let options = Options { nodes: 4, ..LAN };
+    let Some((setup, proxy)) = FailoverCluster::in_kubernetes_by_proxy_with(options, DEFAULT_LEASE)? else {
+        return Ok(());
+    };
+    let mut failover = ObservedFailover::of(setup)?;
+    let mut mac = failover.mac;
+    for delay in [20, 150, 500] {
+        proxy.set_rules([Rule::new(Fault::Delay(Duration::from_millis(delay))).on("leases")]);
+        let killed = kill_half(&mut failover, mac)?;
+        failover.watch.wait_for_another(mac, PATIENCE).with_context(|| failover.setup.cluster.last_outputs())?;
+        // A store that is slower than the lease no longer interrupts anything.
+        failover.go_on()?;
+        failover.check_sessions()?;
+        proxy.clear();
+        for node in killed {
+            failover.setup.start_agent(&node)?;
+            failover.setup.cluster.await_standing(&failover.setup.leader()?.name, &node, "alive")?;
+        }
+        mac = failover.setup.leader()?.mac;
+    }
+    proxy.set_rules([Rule::new(Fault::Stall).on("leases")]);
+    kill_half(&mut failover, mac)?;
+    wait::until("requests without an answer", PATIENCE, || {
+        ensure!(proxy.fault_count("stall") > 2);
+        Ok(())
+    })?;
+    proxy.clear();
+    failover.watch.wait_for_another(mac, PATIENCE).with_context(|| failover.setup.cluster.last_outputs())?;
+    failover.go_on()?;
+    failover.answered_once()
+}
+
+/// Kills the agents of the node with this MAC and of another one. Returns their names.
+fn kill_half(failover: &mut ObservedFailover, leader: MacAddr) -> Result<[String; 2]> {
+    let lan = &failover.setup.cluster.lan;
+    let first = lan.node_of(leader).context("no node has that MAC")?.name.clone();
+    let second = lan.nodes.iter().find(|node| node.name != first).context("no other node")?.name.clone();
+    for node in [&second, &first] {
+        failover.setup.signal(node, Signal::SIGKILL)?;
+    }
+    Ok([first, second])
 }
 
 /// The new leader's Lease is written, but only the API server knows. An agent that reads it again

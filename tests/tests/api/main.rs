@@ -18,6 +18,7 @@ mod kube_proxy;
 mod leases;
 mod pools;
 mod preflight;
+mod records;
 mod rights;
 mod scale;
 mod serving;

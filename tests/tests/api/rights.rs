@@ -1,7 +1,7 @@
 //! Tests that each right of the deployed accounts is needed: without it, the API server refuses
 //! exactly these requests.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Service};
@@ -13,7 +13,7 @@ use vipmux_cluster::{
     events::{EventRecorder, EventSource},
     gossip_secret::GossipSecret,
     source::kubernetes::{self, Consumer},
-    store::{Deleted, KubernetesStore, Swapped},
+    store::{Deleted, KubernetesStore, RecordContent, RecordStanding, Swapped},
 };
 use vipmux_model::{
     NodeName, Vip,
@@ -132,6 +132,11 @@ async fn use_leases(client: &ClusterClient, vip: Vip) -> Result<()> {
     let Swapped::Done(first) = store.swap(vip, None, &node, 1).await? else { bail!("it was there") };
     let Swapped::Done(second) = store.swap(vip, Some(&first), &node, 2).await? else { bail!("it was swapped") };
     ensure!(store.delete(vip, &second).await? == Deleted::Done, "it was swapped");
+    let content = RecordContent { standing: RecordStanding::Confirmed, promise: Duration::ZERO };
+    let name = NodeName::new(&format!("node-of-{vip}").replace(':', "-"))?;
+    let Swapped::Done(first) = store.swap_record(&name, None, &content).await? else { bail!("it was there") };
+    let second = store.swap_record(&name, Some(&first), &content).await?;
+    ensure!(second != Swapped::Conflict, "it was swapped");
     let leases: Api<Lease> = Api::namespaced(client.client.clone(), SYSTEM);
     drop(leases.watch(&WatchParams::default(), "0").await?);
     Ok(())
@@ -170,7 +175,7 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
     let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "events").copied().collect();
-    ensure!(lacks.len() + 1 + 6 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
+    ensure!(lacks.len() + 1 + 7 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
     let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
     let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
     for (account, tried) in accounts.iter().zip(&tried) {

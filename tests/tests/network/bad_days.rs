@@ -23,25 +23,6 @@ use vipmux_tests::{
 const LONG: usize = 1_000;
 /// Requests of each kind in one second.
 const SOME: usize = 100;
-/// The default of `--gossip-port`.
-const GOSSIP: u16 = 7_944;
-
-/// A node's own packet filter for incoming gossip.
-fn filter(node: &Node, verdict: &str) -> Result<()> {
-    node.nft(&format!(
-        "table inet filter {{
-            chain input {{
-                type filter hook input priority 0;
-                udp dport {GOSSIP} {verdict}
-            }}
-        }}"
-    ))
-    .map(drop)
-}
-
-fn unfilter(node: &Node) -> Result<()> {
-    node.nft("delete table inet filter").map(drop)
-}
 
 /// Returns a node that does not lead.
 fn follower(failover: &ObservedFailover) -> Result<&Node> {
@@ -52,7 +33,7 @@ fn follower(failover: &ObservedFailover) -> Result<&Node> {
 fn a_leader_keeps_its_address_though_a_third_of_the_gossip_is_lost_and_is_followed_when_killed() -> Result<()> {
     let Some(mut failover) = ObservedFailover::for_test(LAN)? else { return Ok(()) };
     for node in &failover.setup.cluster.lan.nodes {
-        filter(node, "numgen random mod 100 < 30 drop")?;
+        node.filter_gossip("numgen random mod 100 < 30 drop")?;
     }
     failover.go_on_for(LONG)?;
     let leader = failover.mac;
@@ -76,12 +57,12 @@ fn a_leader_keeps_its_address_though_a_third_of_the_gossip_is_lost_and_is_follow
 #[test]
 fn gossip_that_the_leaders_firewall_drops_moves_the_address_once_at_most() -> Result<()> {
     let Some(mut failover) = ObservedFailover::for_test(LAN)? else { return Ok(()) };
-    filter(failover.setup.cluster.lan.node(&failover.node)?, "drop")?;
+    failover.setup.cluster.lan.node(&failover.node)?.filter_gossip("drop")?;
     failover.go_on_for(LONG)?;
     failover.check_sessions()?;
     let during = failover.watch.leaders();
     ensure!(during.len() <= 2, "{during:?} answered one after the other\n{}", failover.setup.cluster.last_outputs());
-    unfilter(failover.setup.cluster.lan.node(&failover.node)?)?;
+    failover.setup.cluster.lan.node(&failover.node)?.unfilter_gossip()?;
     failover.go_on_for(LONG)?;
     failover.check_sessions()?;
     let view = failover.watch.stop()?;
@@ -97,7 +78,7 @@ fn an_agent_whose_gossip_is_blocked_from_its_start_takes_nothing_and_is_not_read
     let Some(mut failover) = ObservedFailover::for_test(LAN)? else { return Ok(()) };
     let name = follower(&failover)?.name.clone();
     failover.setup.signal(&name, Signal::SIGKILL)?;
-    filter(failover.setup.cluster.lan.node(&name)?, "drop")?;
+    failover.setup.cluster.lan.node(&name)?.filter_gossip("drop")?;
     failover.setup.start_agent(&name)?;
     let readiness = || {
         let node = failover.setup.cluster.lan.node(&name)?;
@@ -110,7 +91,7 @@ fn an_agent_whose_gossip_is_blocked_from_its_start_takes_nothing_and_is_not_read
         Ok(())
     })
     .with_context(|| failover.setup.cluster.last_outputs())?;
-    unfilter(failover.setup.cluster.lan.node(&name)?)?;
+    failover.setup.cluster.lan.node(&name)?.unfilter_gossip()?;
     wait::until("an agent that is ready again", PATIENCE, || {
         let (status, body) = readiness()?;
         ensure!(status == 200, "{status}: {body}");

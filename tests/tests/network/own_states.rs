@@ -124,7 +124,7 @@ fn agents_with_one_gossip_key_and_states_of_their_own_have_one_leader_and_fail_o
     let Some(mut machines) = Machines::new(Some(&"77".repeat(32)))? else { return Ok(()) };
     // Each leads in the first epoch, by a Lease of its own, since it hears nobody.
     for node in &machines.cluster.lan.nodes {
-        node.nft("table inet deaf { chain input { type filter hook input priority 0; udp dport 7944 drop; }; }")?;
+        node.filter_gossip("drop")?;
     }
     for place in 0..3 {
         machines.start(place)?;
@@ -133,7 +133,7 @@ fn agents_with_one_gossip_key_and_states_of_their_own_have_one_leader_and_fail_o
         agent.process().wait_for_line("its leadership", PATIENCE, |line| line.contains("\"leading\""))?;
     }
     for node in &machines.cluster.lan.nodes {
-        node.nft("delete table inet deaf")?;
+        node.unfilter_gossip()?;
     }
     machines.cluster.await_all_alive()?;
     let leader = machines.await_sole_leader(&[0, 1, 2])?;

@@ -6,20 +6,23 @@
 //! (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>). They
 //! never use a watch, since it can be half-open for minutes.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
-use k8s_openapi::{api::coordination::v1::Lease as Object, jiff::Timestamp};
+use k8s_openapi::{
+    api::coordination::v1::Lease as Object, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp,
+};
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use tokio::time::timeout;
 
 use super::{
-    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreOperation, StoreOutcome, Survey, Swapped,
-    Version, lease_object, operations::OPERATION_TIMEOUT,
+    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, RecordStanding, StoreError, StoreOperation, StoreOutcome,
+    Survey, Swapped, Version, lease_object, operations::OPERATION_TIMEOUT, retry_after,
 };
 use crate::access::ClusterClient;
+use vipmux_common::abi::Mac;
 use vipmux_model::{NodeName, Vip};
 
 /// The Leases of a cluster.
@@ -34,7 +37,7 @@ impl KubernetesStore {
     /// Returns the store for vipmux's namespace.
     pub fn new(cluster: &ClusterClient) -> Self {
         Self {
-            leases: Box::new(Api::namespaced(cluster.client.clone(), &cluster.namespace)),
+            leases: Box::new(Api::namespaced(retry_after::obeying(cluster.client.clone()), &cluster.namespace)),
             request_timeout: OPERATION_TIMEOUT,
         }
     }
@@ -70,7 +73,11 @@ impl KubernetesStore {
         epoch: u64,
     ) -> Result<Swapped, StoreError> {
         let wanted = lease_object::to_object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
-        let written = self.write(&lease_object::lease_name(vip), expected.is_some(), &wanted).await?;
+        let (name, parameters) = (lease_object::lease_name(vip), PostParams::default());
+        let written = match expected {
+            Some(_) => self.write(&name, self.leases.replace(&name, &parameters, &wanted)).await?,
+            None => self.write(&name, self.leases.create(&parameters, &wanted)).await?,
+        };
         written.map_or(Ok(Swapped::Conflict), |written| lease(vip, written).map(|lease| Swapped::Done(lease.version)))
     }
 
@@ -84,28 +91,55 @@ impl KubernetesStore {
         found.map(|found| record(node, found)).transpose()
     }
 
-    /// Writes a node's record, if it has the version `expected`; `None`: if it has none.
+    /// Writes a node's record, if it has the version `expected`; `None`: if it has none. What others
+    /// keep in the object stays.
     pub async fn swap_record(
         &self,
         node: &NodeName,
         expected: Option<&Version>,
         content: &RecordContent,
     ) -> Result<Swapped, StoreError> {
-        let wanted = lease_object::record_to_object(node, expected.cloned(), content, Timestamp::now());
-        let written = self.write(&lease_object::record_name(node), expected.is_some(), &wanted).await?;
+        let (name, now) = (lease_object::record_name(node), Timestamp::now());
+        let written = if let Some(version) = expected {
+            // The API server compares the version in a patch, too.
+            let patch = Patch::Merge(lease_object::record_patch(version, content, now));
+            self.write(&name, self.leases.patch(&name, &PatchParams::default(), &patch)).await?
+        } else {
+            let wanted = lease_object::record_to_object(node, None, content, now);
+            self.write(&name, self.leases.create(&PostParams::default(), &wanted)).await?
+        };
         written
             .map_or(Ok(Swapped::Conflict), |written| record(node, written).map(|record| Swapped::Done(record.version)))
     }
 
-    /// Replaces or creates an object. Returns it as it is now; `None`: a conflict.
-    async fn write(&self, name: &str, exists: bool, wanted: &Object) -> Result<Option<Object>, StoreError> {
-        let parameters = PostParams::default();
-        let result = if exists {
-            self.limited(self.leases.replace(name, &parameters, wanted)).await
-        } else {
-            self.limited(self.leases.create(&parameters, wanted)).await
-        };
-        match result {
+    /// Writes a node's MACs into its record, and its owner. Creates the record if there is none, with
+    /// `lease` as the promise.
+    pub(super) async fn write_macs(
+        &self,
+        node: &NodeName,
+        macs: &BTreeSet<Mac>,
+        owner: Option<&OwnerReference>,
+        lease: Duration,
+    ) -> Result<(), StoreError> {
+        let name = lease_object::record_name(node);
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(lease_object::macs_patch(macs, owner)));
+        if self.write(&name, self.leases.patch(&name, &parameters, &patch)).await?.is_none() {
+            let content = RecordContent { standing: RecordStanding::Confirmed, promise: lease };
+            let record = lease_object::record_to_object(node, None, &content, Timestamp::now());
+            let wanted = lease_object::with_macs(record, macs, owner);
+            // A conflict: the election has just written it. The watch shows that the MACs are missing.
+            self.write(&name, self.leases.create(&PostParams::default(), &wanted)).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes an object. Returns it as it is now; `None`: a conflict.
+    async fn write(
+        &self,
+        name: &str,
+        request: impl Future<Output = kube::Result<Object>>,
+    ) -> Result<Option<Object>, StoreError> {
+        match self.limited(request).await {
             Ok(written) => Ok(Some(written)),
             Err(error) if is_conflict(&error) => refuse_missing_namespace(&error).map(|()| None),
             Err(error) => Err(unavailable(format!("write {name}"), error)),
@@ -147,7 +181,7 @@ impl KubernetesStore {
     ///
     /// Otherwise, an API server whose machine is gone would keep each request for a minute and a
     /// half, and with it a slot of the operations that follow after its return.
-    async fn limited<T>(&self, request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    pub(super) async fn limited<T>(&self, request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it took more than {:?}", self.request_timeout));
         timeout(self.request_timeout, request).await.map_err(|elapsed| kube::Error::Service(late(elapsed).into()))?
     }
@@ -187,7 +221,7 @@ fn refuse_missing_namespace(error: &kube::Error) -> Result<(), StoreError> {
     }
 }
 
-fn unavailable(operation: String, error: kube::Error) -> StoreError {
+pub(super) fn unavailable(operation: String, error: kube::Error) -> StoreError {
     StoreError::Unavailable { operation, source: io::Error::other(error) }
 }
 

@@ -1,6 +1,7 @@
 //! Converts Leases and the records of nodes to and from API objects.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
@@ -8,12 +9,14 @@ use std::{
 
 use k8s_openapi::{
     api::coordination::v1::{Lease as Object, LeaseSpec},
-    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference},
     jiff::Timestamp,
 };
+use serde_json::{Value, json};
 
 use super::{Lease, NodeRecord, RecordContent, RecordStanding, StoreError, Version};
-use vipmux_election::membership::MOST_LEASE;
+use vipmux_common::abi::Mac;
+use vipmux_election::membership::{MOST_LEASE, MOST_SEGMENTS};
 use vipmux_model::{NodeName, Vip, reason::quoted};
 
 const PREFIX: &str = "vip-";
@@ -27,6 +30,8 @@ const STANDING: &str = "vipmux.io/standing";
 const BY: &str = "vipmux.io/by";
 /// and that with the node's promise, milliseconds.
 const PROMISE: &str = "vipmux.io/promise-ms";
+/// The annotation with the MACs of all segments of a node, separated by commas.
+const MACS: &str = "vipmux.io/macs";
 /// The longest version, bytes. The API server's and the directory's are decimal numbers of 64 bits.
 const MAX_VERSION: usize = 64;
 
@@ -93,6 +98,51 @@ pub(super) fn to_object(
     })
 }
 
+/// Returns the annotations with the content of a record; `None`: it has no such annotation.
+fn annotations_of(content: &RecordContent) -> [(&'static str, Option<String>); 3] {
+    let (standing, by) = match &content.standing {
+        RecordStanding::Confirmed => ("confirmed", None),
+        RecordStanding::Challenged(by) => ("challenged", Some(by)),
+        RecordStanding::Fenced(by) => ("fenced", Some(by)),
+    };
+    let promise = content.promise.as_millis().to_string();
+    [(STANDING, Some(standing.to_owned())), (BY, by.map(NodeName::to_string)), (PROMISE, Some(promise))]
+}
+
+/// Returns the merge patch (RFC 7396) that puts a content into a node's record of this version.
+pub(super) fn record_patch(version: &Version, content: &RecordContent, renewed: Timestamp) -> Value {
+    let annotations: serde_json::Map<_, _> =
+        annotations_of(content).into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
+    json!({
+        "metadata": { "resourceVersion": version.as_str(), "annotations": annotations },
+        "spec": { "renewTime": MicroTime(renewed) },
+    })
+}
+
+/// Returns the merge patch that puts MACs and an owner into a node's record.
+pub(super) fn macs_patch(macs: &BTreeSet<Mac>, owner: Option<&OwnerReference>) -> Value {
+    json!({
+        "metadata": { "annotations": { MACS: joined(macs) }, "ownerReferences": Vec::from_iter(owner) },
+    })
+}
+
+/// Returns the object of a node's record with MACs and an owner.
+pub(super) fn with_macs(mut record: Object, macs: &BTreeSet<Mac>, owner: Option<&OwnerReference>) -> Object {
+    record.metadata.annotations.get_or_insert_default().insert(MACS.to_owned(), joined(macs));
+    record.metadata.owner_references = owner.map(|owner| vec![owner.clone()]);
+    record
+}
+
+fn joined(macs: &BTreeSet<Mac>) -> String {
+    macs.iter().map(Mac::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the MACs in a node's record. What is no MAC is left out.
+pub(super) fn macs_of(record: &Object) -> BTreeSet<Mac> {
+    let text = record.metadata.annotations.as_ref().and_then(|all| all.get(MACS)).map_or("", String::as_str);
+    text.split(',').take(MOST_SEGMENTS.into()).filter_map(|mac| mac.parse().ok()).collect()
+}
+
 /// Returns the object of a node's record. `renewed` is for people.
 pub(super) fn record_to_object(
     node: &NodeName,
@@ -100,17 +150,12 @@ pub(super) fn record_to_object(
     content: &RecordContent,
     renewed: Timestamp,
 ) -> Object {
-    let (standing, by) = match &content.standing {
-        RecordStanding::Confirmed => ("confirmed", None),
-        RecordStanding::Challenged(by) => ("challenged", Some(by)),
-        RecordStanding::Fenced(by) => ("fenced", Some(by)),
-    };
-    let annotations = [(STANDING, standing.to_owned()), (PROMISE, content.promise.as_millis().to_string())];
-    let annotations = annotations.into_iter().chain(by.map(|by| (BY, by.to_string())));
+    let annotations = annotations_of(content).into_iter();
+    let annotations = annotations.filter_map(|(key, value)| Some((key.to_owned(), value?)));
     Object {
         metadata: ObjectMeta {
             name: Some(record_name(node)),
-            annotations: Some(annotations.map(|(key, value)| (key.to_owned(), value)).collect()),
+            annotations: Some(annotations.collect()),
             resource_version: version.map(|version| version.as_str().to_owned()),
             ..ObjectMeta::default()
         },
@@ -240,6 +285,64 @@ mod tests {
             assert_eq!(record_from_object(&node, made.clone()), Ok(expected));
             assert!(record_from_object(&by, made).is_err(), "of another node");
         }
+    }
+
+    /// The parts of RFC 7396 that the API server applies here.
+    fn merged(object: &Object, patch: &Value) -> Object {
+        fn merge(target: &mut Value, patch: &Value) {
+            let Some(patch) = patch.as_object() else { return target.clone_from(patch) };
+            if !target.is_object() {
+                *target = json!({});
+            }
+            let target = target.as_object_mut().unwrap();
+            for (key, value) in patch {
+                if value.is_null() {
+                    target.remove(key);
+                } else {
+                    merge(target.entry(key.clone()).or_insert(Value::Null), value);
+                }
+            }
+        }
+        let mut target = serde_json::to_value(object).unwrap();
+        merge(&mut target, patch);
+        serde_json::from_value(target).unwrap()
+    }
+
+    #[test]
+    fn content_and_macs_of_a_record_change_without_each_other() {
+        let (node, version) = (node_name("n1"), Version::new("7"));
+        let macs = BTreeSet::from([Mac::new([2, 0, 0, 0, 0, 1]), Mac::new([2, 0, 0, 0, 0, 2])]);
+        let owner = OwnerReference { kind: "Node".to_owned(), uid: "u1".to_owned(), ..OwnerReference::default() };
+        let content = |standing| RecordContent { standing, promise: Duration::from_secs(2) };
+        let confirmed = content(RecordStanding::Confirmed);
+        let record = record_to_object(&node, Some(version.clone()), &confirmed, Timestamp::UNIX_EPOCH);
+        assert_eq!(macs_of(&record), BTreeSet::new());
+        let with_macs = with_macs(record.clone(), &macs, Some(&owner));
+        assert_eq!(with_macs, merged(&record, &macs_patch(&macs, Some(&owner))));
+        assert_eq!(merged(&with_macs, &macs_patch(&macs, None)).metadata.owner_references, Some(Vec::new()));
+        let mut record = with_macs;
+        for standing in [RecordStanding::Fenced(node_name("n2")), RecordStanding::Confirmed] {
+            let content = content(standing);
+            record = merged(&record, &record_patch(&version, &content, Timestamp::UNIX_EPOCH));
+            assert_eq!(macs_of(&record), macs);
+            assert_eq!(record.metadata.owner_references, Some(vec![owner.clone()]));
+            let expected = NodeRecord { content, version: version.clone() };
+            assert_eq!(record_from_object(&node, record.clone()), Ok(expected));
+        }
+        assert_eq!(record.metadata.annotations.unwrap().get(BY), None);
+    }
+
+    #[test]
+    fn what_is_no_mac_in_a_record_is_left_out() {
+        let content = RecordContent { standing: RecordStanding::Confirmed, promise: Duration::ZERO };
+        let mut record = record_to_object(&node_name("n1"), None, &content, Timestamp::UNIX_EPOCH);
+        let mut macs = |text: String| {
+            record.metadata.annotations.as_mut().unwrap().insert(MACS.to_owned(), text);
+            macs_of(&record).len()
+        };
+        assert_eq!(macs("02:00:00:00:00:01,,x,02:00:00:00:00:02".to_owned()), 2);
+        let many: Vec<_> = (0..100).map(|n| format!("02:00:00:00:00:{n:02}")).collect();
+        assert_eq!(macs(many.join(",")), usize::from(MOST_SEGMENTS), "no node has more");
     }
 
     #[test]

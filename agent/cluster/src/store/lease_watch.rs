@@ -3,7 +3,7 @@
 //! What is seen here is a hint. A watch can be half-open for minutes, and what it says can be older
 //! than what its reader wrote since. So no promise depends on it.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::StreamExt as _;
 use imbl::{OrdMap, ordmap::DiffItem};
@@ -21,6 +21,7 @@ use super::{
     ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, NodeRecord, StoreOperation, StoreOutcome, lease_object,
 };
 use crate::rollback;
+use vipmux_common::abi::Mac;
 use vipmux_model::{NodeName, Vip};
 
 /// The time from one look at a directory to the next. A look costs little if nothing changed. A
@@ -34,6 +35,8 @@ pub struct Watched {
     pub leases: OrdMap<Vip, Lease>,
     /// The records of nodes. In files they are not followed.
     pub records: OrdMap<NodeName, NodeRecord>,
+    /// The MACs in the records.
+    pub macs: OrdMap<NodeName, BTreeSet<Mac>>,
 }
 
 /// The Leases as last seen; `None` until they were listed once.
@@ -81,7 +84,7 @@ fn follow_directory(store: DirectoryStore) -> WatchedLeases {
     tokio::spawn(async move {
         while !sender.is_closed() {
             if let Ok(StoreOutcome::Surveyed(survey)) = store.run(StoreOperation::Survey).await {
-                publish(&sender, Some(&Watched { leases: survey.leases, records: OrdMap::new() }));
+                publish(&sender, Some(&Watched { leases: survey.leases, ..Watched::default() }));
             }
             sleep(LOOK).await;
         }
@@ -155,10 +158,14 @@ fn put(watched: &mut Watched, object: Object) {
         if let Ok(lease) = lease_object::from_object(vip, object) {
             watched.leases.insert(vip, lease);
         }
-    } else if let Some(node) = lease_object::node_of(&name)
-        && let Ok(record) = lease_object::record_from_object(&node, object)
-    {
-        watched.records.insert(node, record);
+    } else if let Some(node) = lease_object::node_of(&name) {
+        let macs = lease_object::macs_of(&object);
+        if !macs.is_empty() {
+            watched.macs.insert(node.clone(), macs);
+        }
+        if let Ok(record) = lease_object::record_from_object(&node, object) {
+            watched.records.insert(node, record);
+        }
     }
 }
 
@@ -169,6 +176,7 @@ fn remove(watched: &mut Watched, object: &Object) {
         watched.leases.remove(&vip);
     } else if let Some(node) = lease_object::node_of(name) {
         watched.records.remove(&node);
+        watched.macs.remove(&node);
     }
 }
 

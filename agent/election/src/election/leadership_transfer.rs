@@ -70,7 +70,8 @@ impl Election {
     /// Transfers the VIPs that other nodes should lead.
     pub(super) fn transfer_leaderships(&mut self, peers: &Peers, now: Duration) {
         let led: Vec<Vip> = self.leading().collect();
-        if led.is_empty() {
+        // Without evidence, another node may have taken them.
+        if led.is_empty() || !self.fence.is_open(now) {
             return;
         }
         if !self.is_settled(peers, now) {
@@ -200,7 +201,7 @@ impl VipState {
             self.transfers.unanswered += 1;
             return self.lead(cx);
         }
-        if cx.now > self.since + TOLD {
+        if cx.now > self.since + TOLD || !cx.open {
             return cx.schedule.wake_at(self.since + PATIENCE);
         }
         let next = self.since + AGAIN * *asked;

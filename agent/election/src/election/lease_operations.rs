@@ -122,6 +122,12 @@ impl VipState {
         cx.commands.push(Command::Swap { vip: cx.vip, expected, epoch });
     }
 
+    /// Waits no longer for the store's answer about an own VIP: the connection may be gone on which it
+    /// was asked. A swap that is still carried out is found by the next read.
+    pub(super) fn abandon_check(&mut self) {
+        self.operation.take_if(|operation| matches!(operation, LeaseOperation::CheckRead | LeaseOperation::CheckSwap));
+    }
+
     /// Begins no operation for a while.
     fn pause(&mut self, time: Duration, cx: &mut Context<'_>) {
         self.not_before = cx.now + time;

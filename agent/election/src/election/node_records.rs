@@ -3,25 +3,32 @@
 //!
 //! ```text
 //! a node without a majority                    another one, which finds it down and has no majority either
-//!   swaps its record ── done ──► answers on      reads the record, and swaps it: challenged
-//!         │ conflict                             waits as long as the node may answer without its record
-//!         ▼                                      swaps it again: fenced ── done ──► takes its VIPs
-//!   reads it: challenged ── swaps it again             │ conflict
-//!             fenced ── suspends its VIPs              ▼
-//!                                                  leaves its VIPs: the node is alive
+//!   reads its record                             reads the record, and swaps it: challenged
+//!     │ confirmed ──► answers on                 waits as long as the node may answer without its record
+//!     │ challenged ── swaps it: confirmed        swaps it again: fenced ── done ──► takes its VIPs
+//!     ▼                                                │ conflict
+//!   fenced: suspends its VIPs                          ▼
+//!                                                leaves its VIPs: the node is alive
 //! ```
+//!
+//! A read that finds what the node itself wrote last is as good as a swap: nobody has challenged the node
+//! until then. It costs the API server no write, and the watches of all nodes no event.
 //!
 //! So a node that can reach the store keeps its VIPs, whoever else cannot hear it, and a node that is
 //! gone is followed by whoever is left. A majority takes VIPs as soon as it knows that their leader is
 //! silent. It fences that leader at the same time, in case it is alive and reaches the store.
 //!
-//! A record says for how long its node answers after a write: its *promise*. As long as a majority
-//! may be elsewhere, that is `--lease`. Half of the members need fear no majority.
+//! A record says for how long its node answers after a swap or read: its *promise*. As long as a majority
+//! may be elsewhere, that is `--lease`. Half of the members need fear no majority. Another promise must be
+//! written before it counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::Hasher as _,
     time::Duration,
 };
+
+use twox_hash::XxHash64;
 
 use super::{Command, Election, HEARTBEAT, Lost, io::RecordOutcome, takeover_guard::MARGIN};
 use crate::{
@@ -33,7 +40,7 @@ use vipmux_model::NodeName;
 
 /// The promise of a node that need not fear a majority elsewhere. A store that answers within half of it
 /// suspends nothing.
-const LONG_PROMISE: Duration = Duration::from_secs(2);
+pub(super) const LONG_PROMISE: Duration = Duration::from_secs(2);
 /// The time after which a minority no longer expects a majority elsewhere: it would have fenced this
 /// node.
 const UNDISPUTED: Duration = Duration::from_secs(5);
@@ -53,6 +60,10 @@ pub(super) struct OwnRecord {
     version: Option<Version>,
     /// The version is not known: the record must be read.
     unread: bool,
+    /// It does not exist. It is created at the start, so that others can keep something in it.
+    missing: bool,
+    /// The promise that it is confirmed with, as it was written or read last.
+    confirmed: Option<Duration>,
     /// The operation under way.
     operation: Option<OwnOperation>,
     /// Another node waits for a confirmation.
@@ -64,7 +75,7 @@ pub(super) struct OwnRecord {
     alone_since: Option<Duration>,
     /// The time of the next confirmation, as far as it is known.
     seeks_at: Option<Duration>,
-    /// The promise that it may have.
+    /// The longest promise that it may have.
     promise: Duration,
 }
 
@@ -77,8 +88,10 @@ impl OwnRecord {
 
 #[derive(Clone, Copy, Debug)]
 enum OwnOperation {
-    Read,
-    Confirm { promise: Duration },
+    /// It is evidence for the shorter one of this promise and that in the record; `None`: for nothing.
+    Read { promise: Option<Duration> },
+    /// It is evidence for this promise; `None`: for nothing. What is written may be longer.
+    Confirm { promise: Option<Duration>, written: Duration },
 }
 
 /// The other nodes by their records.
@@ -86,7 +99,11 @@ enum OwnOperation {
 pub(super) struct Fencings {
     /// The nodes whose VIPs this one is about to take.
     nodes: BTreeMap<NodeName, Fencing>,
-    /// The promises of nodes that are not fenced, as a watch showed them last.
+    /// When the records of other nodes were asked for that were read last.
+    read: BTreeMap<NodeName, Duration>,
+    /// The last time at which this node was cut off: promises may have changed meanwhile.
+    cut_off: Option<Duration>,
+    /// The promises of nodes that are not fenced, as their records were read or a watch showed them last.
     promises: BTreeMap<NodeName, Duration>,
 }
 
@@ -94,8 +111,18 @@ pub(super) struct Fencings {
 #[derive(Debug)]
 struct Fencing {
     stage: FencingStage,
-    /// A majority takes its VIPs: it is not asked to answer.
-    outright: bool,
+    aim: Aim,
+}
+
+/// What the record of another node is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Aim {
+    /// To know its promise.
+    Know,
+    /// To fence it if it does not answer.
+    Challenge,
+    /// To fence it at once: a majority takes its VIPs.
+    Displace,
 }
 
 #[derive(Clone, Debug)]
@@ -129,6 +156,21 @@ impl Fencings {
         matches!(stage, Some(FencingStage::Fenced { until }) if now < *until)
     }
 
+    /// Returns whether the promise of a node may have changed while this one was cut off.
+    pub(super) fn is_unsure(&self, node: &NodeName) -> bool {
+        self.cut_off.is_some() && self.read.get(node).copied() <= self.cut_off
+    }
+
+    /// Returns whether the record of a node that is down since this time has to be read.
+    pub(super) fn has_to_read(&self, node: &NodeName, since: Duration) -> bool {
+        self.read.get(node).copied() <= Some(since).max(self.cut_off)
+    }
+
+    /// Notes that this node was cut off.
+    pub(super) const fn note_cut_off(&mut self, now: Duration) {
+        self.cut_off = Some(now);
+    }
+
     /// Returns whether a node may answer for longer than `lease` after its last evidence, by its record.
     pub(super) fn promises_more(&self, node: &NodeName, lease: Duration) -> bool {
         self.promises.get(node).is_some_and(|promise| *promise > lease)
@@ -142,11 +184,25 @@ fn is_half(peers: &Peers) -> bool {
     count(MemberStatus::is_alive) * 2 == count(|status| status != MemberStatus::Left)
 }
 
+/// Returns the time from a failure of the store to the next question: it doubles with each failure, and
+/// is up to a quarter shorter, so that nodes that failed together do not ask together again.
+fn back_off(node: &NodeName, failures: u32) -> Duration {
+    let longest = (HEARTBEAT * (1 << failures.min(4))).min(MOST_BACK_OFF);
+    let mut hasher = XxHash64::with_seed(failures.into());
+    hasher.write(node.as_str().as_bytes());
+    let percent = (hasher.finish() % 26) as u32;
+    longest * (100 - percent) / 100
+}
+
 impl Election {
-    /// Reads this node's record, so that the first confirmation needs one request only.
+    /// Reads this node's record, to find out whether there is one and what others wrote.
     pub(super) fn read_own_record(&mut self) {
+        self.begin_read(None);
+    }
+
+    fn begin_read(&mut self, promise: Option<Duration>) {
         if self.record.operation.is_none() {
-            self.record.operation = Some(OwnOperation::Read);
+            self.record.operation = Some(OwnOperation::Read { promise });
             self.commands.push(Command::ReadRecord(self.local.clone()));
         }
     }
@@ -157,16 +213,20 @@ impl Election {
             return Some(self.record.not_before);
         }
         // A node that leads nothing, and could take nothing, needs no evidence.
-        let needs = !self.index.own.is_empty() || !self.index.leaderless.is_empty();
+        let needs = !self.index.own.is_empty() || !self.index.leaderless.is_empty() || self.record.missing;
         if self.record.operation.is_some() || !self.fence.seeks_evidence() || self.outranked || !needs {
             return None;
         }
-        if self.record.challenged {
+        if self.record.challenged || self.record.missing {
             return Some(self.record.not_before);
         }
-        // As long as there is a majority, a round of heartbeats without its answers can be chance.
-        let has_other = peers.evidence >= Some(self.ticked) || peers.majority && !self.unanswered;
-        (!has_other).then(|| self.fence.confirmation_due().max(self.record.not_before))
+        (!self.has_answers(peers)).then(|| self.fence.confirmation_due().max(self.record.not_before))
+    }
+
+    /// Returns whether the peers give evidence. As long as there is a majority, a round of heartbeats
+    /// without its answers can be chance.
+    fn has_answers(&self, peers: &Peers) -> bool {
+        peers.evidence >= Some(self.ticked) || peers.majority && !self.unanswered
     }
 
     /// Returns whether a majority is back, and need not wait for this node's long promise.
@@ -183,10 +243,8 @@ impl Election {
         if self.seeks_evidence_at(peers).is_none_or(|at| at > now) {
             return;
         }
-        if self.record.unread {
-            return self.read_own_record();
-        }
-        if let Some(evidence) = peers.evidence.filter(|_| self.retracts(peers))
+        let retracts = self.retracts(peers);
+        if let Some(evidence) = peers.evidence.filter(|_| retracts)
             && let Some(deadline) = self.fence.retract(evidence)
         {
             self.commands.push(Command::Extend(deadline));
@@ -194,12 +252,20 @@ impl Election {
         let alone_since = *self.record.alone_since.get_or_insert(now);
         let undisputed = is_half(peers) || !peers.majority && now >= alone_since + UNDISPUTED;
         let promise = if undisputed { LONG_PROMISE.max(self.settings.lease) } else { self.settings.lease };
-        self.record.operation = Some(OwnOperation::Confirm { promise });
-        self.record.promise = self.record.promise.max(promise);
+        // A majority waits for no record of a node that it answers.
+        let evidence = (!self.has_answers(peers)).then_some(promise);
+        let suffices = self.record.confirmed >= Some(promise) && !retracts;
+        if self.record.unread || suffices {
+            return self.begin_read(evidence);
+        }
+        // The kernel may still answer by a longer one.
+        let written = if retracts { promise } else { promise.max(self.record.promise) };
+        self.record.operation = Some(OwnOperation::Confirm { promise: evidence, written });
+        self.record.promise = self.record.promise.max(written);
         self.commands.push(Command::SwapRecord {
             node: self.local.clone(),
             expected: self.record.version.clone(),
-            content: RecordContent { standing: RecordStanding::Confirmed, promise },
+            content: RecordContent { standing: RecordStanding::Confirmed, promise: written },
         });
     }
 
@@ -213,36 +279,50 @@ impl Election {
         now: Duration,
     ) {
         if *node != self.local {
+            if matches!(outcome, RecordOutcome::Read(_)) {
+                self.fencings.read.insert(node.clone(), asked);
+            }
             return self.fencing_progressed(node, outcome, peers, now);
         }
         let operation = self.record.operation.take();
         match (operation, outcome) {
-            (Some(OwnOperation::Confirm { promise }), RecordOutcome::Swapped(version)) => {
-                self.record.version = Some(version);
-                (self.record.failures, self.record.challenged, self.record.promise) = (0, false, promise);
-                self.fence.confirm(asked, promise);
-                self.extend(peers, now);
+            (Some(OwnOperation::Confirm { promise, written }), RecordOutcome::Swapped(version)) => {
+                let record = &mut self.record;
+                (record.version, record.confirmed, record.promise) = (Some(version), Some(written), written);
+                (record.failures, record.challenged, record.missing) = (0, false, false);
+                if let Some(promise) = promise {
+                    self.fence.confirm(asked, promise);
+                    self.extend(peers, now);
+                }
             }
-            (Some(OwnOperation::Read), RecordOutcome::Read(record)) => {
+            (Some(OwnOperation::Read { promise }), RecordOutcome::Read(record)) => {
                 self.record.failures = 0;
                 self.take_in_own_record(record, now);
+                if let (Some(promise), Some(confirmed)) = (promise, self.record.confirmed) {
+                    self.fence.confirm(asked, promise.min(confirmed));
+                    self.extend(peers, now);
+                }
             }
             (None, _) => {}
             (_, RecordOutcome::Conflict) => self.record.unread = true,
             // The store may have written it all the same.
             _ => {
-                let pause = HEARTBEAT * (1 << self.record.failures.min(4));
+                let pause = back_off(&self.local, self.record.failures);
                 let record = &mut self.record;
                 (record.failures, record.unread) = (record.failures.saturating_add(1), true);
-                record.not_before = now + pause.min(MOST_BACK_OFF);
+                record.not_before = now + pause;
             }
         }
     }
 
     fn take_in_own_record(&mut self, record: Option<NodeRecord>, now: Duration) {
-        self.record.unread = false;
+        (self.record.unread, self.record.missing, self.record.confirmed) = (false, record.is_none(), None);
         let Some(NodeRecord { content, version }) = record else {
-            (self.record.version, self.record.promise) = (None, Duration::ZERO);
+            // It may have said that this node is fenced.
+            if self.record.version.take().is_some() {
+                self.lose_record(&Lost::Unrecorded, now);
+            }
+            self.record.promise = Duration::ZERO;
             return;
         };
         self.record.promise = content.promise;
@@ -250,13 +330,17 @@ impl Election {
         match content.standing {
             // A node that answers for nothing now has something else to see to first.
             RecordStanding::Challenged(_) => self.record.challenged = self.fence.is_open(now),
-            RecordStanding::Fenced(by) if is_new => {
-                self.fence.displace();
-                self.suspend(&Lost::Displaced(by), now);
-                self.schedule.dirty = true;
-            }
-            RecordStanding::Confirmed | RecordStanding::Fenced(_) => {}
+            RecordStanding::Fenced(by) if is_new => self.lose_record(&Lost::Displaced(by), now),
+            RecordStanding::Confirmed => self.record.confirmed = Some(content.promise),
+            RecordStanding::Fenced(_) => {}
         }
+    }
+
+    /// Suspends all VIPs: the Lease of each one says whether it is still this node's own.
+    fn lose_record(&mut self, why: &Lost, now: Duration) {
+        self.fence.displace();
+        self.suspend(why, now);
+        self.schedule.dirty = true;
     }
 
     /// Takes in a record as a watch shows it. It may be older than what this node knows.
@@ -284,7 +368,14 @@ impl Election {
     /// Begins to fence nodes, with time to answer. Called again and again as long as VIPs wait for it.
     pub(super) fn challenge(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
         for node in nodes {
-            self.begin_fencing(&node, false, peers, now);
+            self.begin_fencing(&node, Aim::Challenge, peers, now);
+        }
+    }
+
+    /// Reads the records of nodes, to know their promises.
+    pub(super) fn read_promises(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
+        for node in nodes {
+            self.begin_fencing(&node, Aim::Know, peers, now);
         }
     }
 
@@ -293,16 +384,16 @@ impl Election {
         for node in nodes {
             let is_alive = peers.members.get(&node).is_some_and(|peer| peer.status.is_alive());
             if node != self.local && !is_alive {
-                self.begin_fencing(&node, true, peers, now);
+                self.begin_fencing(&node, Aim::Displace, peers, now);
             }
         }
     }
 
-    fn begin_fencing(&mut self, node: &NodeName, outright: bool, peers: &Peers, now: Duration) {
+    fn begin_fencing(&mut self, node: &NodeName, aim: Aim, peers: &Peers, now: Duration) {
         let begins = match self.fencings.nodes.get_mut(node) {
             None => true,
             Some(fencing) => {
-                fencing.outright |= outright;
+                fencing.aim = fencing.aim.max(aim);
                 match fencing.stage {
                     FencingStage::Fenced { until } | FencingStage::Pause { until } => now >= until,
                     _ => false,
@@ -310,9 +401,7 @@ impl Election {
             }
         };
         if begins {
-            self.fencings
-                .nodes
-                .insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, outright });
+            self.fencings.nodes.insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, aim });
             self.commands.push(Command::ReadRecord(node.clone()));
         }
         self.continue_fencing(peers, now);
@@ -325,7 +414,7 @@ impl Election {
         self.fencings.nodes.retain(|node, fencing| fencing.stage.is_under_way() || !is_alive(node));
         for (node, fencing) in &mut self.fencings.nodes {
             match fencing.stage.clone() {
-                FencingStage::Wait { version, promise, until } if now >= until || fencing.outright => {
+                FencingStage::Wait { version, promise, until } if now >= until || fencing.aim == Aim::Displace => {
                     fencing.stage = FencingStage::Fence;
                     let standing = RecordStanding::Fenced(self.local.clone());
                     self.commands.push(Command::SwapRecord {
@@ -358,7 +447,8 @@ impl Election {
             let promise = if is_half(peers) { promise } else { promise.max(LONG_PROMISE) };
             if self.mutated.is(Mutation::FencesAtOnce) { Duration::ZERO } else { promise + promise / 50 + MARGIN }
         };
-        fencing.stage = match (fencing.stage.clone(), outcome) {
+        let displaces = fencing.aim == Aim::Displace;
+        let stage = match (fencing.stage.clone(), outcome) {
             (FencingStage::Read { challenged }, RecordOutcome::Read(record)) => {
                 let (standing, promise, version) = match record {
                     Some(NodeRecord { content: RecordContent { standing, promise }, version }) => {
@@ -366,35 +456,49 @@ impl Election {
                     }
                     None => (None, lease, None),
                 };
+                let is_fenced = matches!(standing, Some(RecordStanding::Fenced(_)));
+                if !is_fenced {
+                    self.fencings.promises.insert(node.clone(), promise);
+                }
+                if displaces && promise > lease && !is_fenced {
+                    // It was no majority either, and need not have noticed that there is one.
+                    fencing.aim = Aim::Challenge;
+                }
                 match (standing, version) {
-                    (Some(RecordStanding::Fenced(_)), _) => FencingStage::Fenced { until: now + FENCED },
+                    (Some(RecordStanding::Fenced(_)), _) => Some(FencingStage::Fenced { until: now + FENCED }),
+                    // A majority need not wait for its record.
+                    _ if fencing.aim == Aim::Know || !displaces && peers.majority && promise <= lease => None,
                     (Some(RecordStanding::Challenged(_)), Some(version)) => {
-                        FencingStage::Wait { version, promise, until: now + time_to_answer(promise) }
+                        Some(FencingStage::Wait { version, promise, until: now + time_to_answer(promise) })
                     }
-                    (Some(RecordStanding::Confirmed), _) if challenged && !fencing.outright => {
-                        FencingStage::Pause { until: now + ANSWERED }
+                    (Some(RecordStanding::Confirmed), _) if challenged && !displaces => {
+                        Some(FencingStage::Pause { until: now + ANSWERED })
                     }
                     (_, expected) => {
-                        let (standing, stage) = if fencing.outright {
+                        let (standing, stage) = if fencing.aim == Aim::Displace {
                             (RecordStanding::Fenced(self.local.clone()), FencingStage::Fence)
                         } else {
                             (RecordStanding::Challenged(self.local.clone()), FencingStage::Challenge { promise })
                         };
                         let content = RecordContent { standing, promise };
                         self.commands.push(Command::SwapRecord { node: node.clone(), expected, content });
-                        stage
+                        Some(stage)
                     }
                 }
             }
             (FencingStage::Challenge { promise }, RecordOutcome::Swapped(version)) => {
-                FencingStage::Wait { version, promise, until: now + time_to_answer(promise) }
+                Some(FencingStage::Wait { version, promise, until: now + time_to_answer(promise) })
             }
-            (FencingStage::Fence, RecordOutcome::Swapped(_)) => FencingStage::Fenced { until: now + FENCED },
+            (FencingStage::Fence, RecordOutcome::Swapped(_)) => Some(FencingStage::Fenced { until: now + FENCED }),
             (stage, RecordOutcome::Conflict) => {
                 self.commands.push(Command::ReadRecord(node.clone()));
-                FencingStage::Read { challenged: matches!(stage, FencingStage::Fence) }
+                Some(FencingStage::Read { challenged: matches!(stage, FencingStage::Fence) })
             }
-            _ => FencingStage::Pause { until: now + UNAVAILABLE },
+            _ => Some(FencingStage::Pause { until: now + UNAVAILABLE }),
         };
+        match stage {
+            Some(stage) => fencing.stage = stage,
+            None => drop(self.fencings.nodes.remove(node)),
+        }
     }
 }

@@ -45,7 +45,8 @@ pub enum Lost {
     Displaced(NodeName),
     /// No Service has the VIP any more.
     Unwanted,
-    /// Only the Leases say whether this node may answer, and the VIP's is gone, or of another epoch.
+    /// Only the store says whether this node may answer, and the VIP's Lease or the node's record is
+    /// gone, or the Lease is of another epoch.
     Unrecorded,
     /// Neither this node nor another living one may announce the VIP.
     Forbidden,
@@ -65,7 +66,7 @@ impl fmt::Display for Lost {
             Self::Disowned => f.write_str("a peer held this node for down"),
             Self::Displaced(node) => write!(f, "this node did not answer in its record, {node} may take it"),
             Self::Unwanted => f.write_str("no Service has it any more"),
-            Self::Unrecorded => f.write_str("its Lease is gone or was changed"),
+            Self::Unrecorded => f.write_str("its Lease or this node's record is gone or was changed"),
             Self::Forbidden => f.write_str("this node may not announce it any more"),
             Self::Lossy => f.write_str("the answers of this node are lost"),
             Self::Outranked => f.write_str("nodes with another gossip key may lead it, and this one may not"),

@@ -251,7 +251,8 @@ impl Election {
         let met = self.has_met_all(peers, now);
         let ready_for_own = met && (settled || self.surveys.ended);
         let leaderless: Vec<Vip> = self.index.leaderless.iter().copied().collect();
-        let (mut granted, mut taking, mut unfenced) = (Vec::new(), 0, BTreeSet::new());
+        let (mut granted, mut taking) = (Vec::new(), 0);
+        let (mut unfenced, mut unread) = (BTreeSet::new(), BTreeSet::new());
         for vip in leaderless {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             // No other node takes what was this node's own, unless one took it while the store was
@@ -266,12 +267,15 @@ impl Election {
                 continue;
             }
             state.unclaimed_since.get_or_insert(now);
+            let leader = state.known.as_ref().map(|known| &known.node);
+            unread.extend(leader.filter(|leader| cx.guard.has_to_read(leader, peers)).cloned());
             match cx.guard.decide(vip, state, peers, now) {
                 Takeover::Later(at) => cx.schedule.wake_at(at),
                 Takeover::Unfenced(node) => drop(unfenced.insert(node)),
                 Takeover::Granted { why, .. } => granted.push((vip, why)),
             }
         }
+        self.read_promises(unread, peers, now);
         self.challenge(unfenced, peers, now);
         (granted, taking)
     }

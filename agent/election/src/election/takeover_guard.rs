@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::{
-    node_records::Fencings,
+    node_records::{Fencings, LONG_PROMISE},
     vip_state::{KnownLeader, VipState},
 };
 use crate::{
@@ -83,7 +83,8 @@ impl TakeoverGuard<'_> {
                 Takeover::Unfenced(known.node.clone())
             }
             MemberStatus::Left => {
-                Takeover::from(self.silent_from(peer, peers), now, Why::Down(known.node.clone()), true)
+                let silent = self.silent_from(&known.node, peer, peers, now);
+                Takeover::from(silent, now, Why::Down(known.node.clone()), true)
             }
             MemberStatus::Down => self.decide_down(vip, known, peer, peers, now),
             MemberStatus::Alive | MemberStatus::Suspected => {
@@ -104,9 +105,16 @@ impl TakeoverGuard<'_> {
         if self.must_fence(&known.node, self.lease_of(peer), peers.majority, now) {
             return Takeover::Unfenced(known.node.clone());
         }
-        let silent = self.silent_from(peer, peers);
+        let silent = self.silent_from(&known.node, peer, peers, now);
         let at = if witnessed || !peers.majority { silent } else { silent.max(known.since + CLAIMLESS) };
         Takeover::from(at, now, Why::Down(known.node.clone()), witnessed)
+    }
+
+    /// Returns whether the record of a leader that is down has not been read since. It is read while this
+    /// node waits for the leader's silence.
+    pub(super) fn has_to_read(&self, leader: &NodeName, peers: &Peers) -> bool {
+        let gone = peers.members.get(leader).filter(|peer| !peer.status.is_alive());
+        gone.is_some_and(|peer| self.fencings.has_to_read(leader, peer.since))
     }
 
     /// Returns whether a node must be fenced before its VIPs are taken: this node has no majority, or the
@@ -116,30 +124,27 @@ impl TakeoverGuard<'_> {
     }
 
     /// Returns when the kernel of a peer that is down, or has left, stops answering.
-    fn silent_from(&self, peer: &Peer, peers: &Peers) -> Duration {
+    fn silent_from(&self, node: &NodeName, peer: &Peer, peers: &Peers, now: Duration) -> Duration {
         if self.mutated.is(Mutation::WaitsForNoSilence) {
             return Duration::ZERO;
         }
+        let lease = self.lease_of(peer);
+        // Watches show within seconds what was written while this node was cut off.
+        let unsure = now < self.back + SETTLE && self.fencings.is_unsure(node);
+        let lease = if unsure { lease.max(LONG_PROMISE) } else { lease };
         if peer.status == MemberStatus::Left {
             // It answers until its deadline for VIPs that it could not transfer. It sent no
             // heartbeat since it left.
-            return self.past(peer, peer.since);
+            return past(lease, peer.since);
         }
         // A node that was cut off itself knows nothing of the time until it was back.
         if peers.members.len() >= SAMPLE {
             // Our last message to it may have extended its deadline once more.
-            let heard = peer.heard.map_or(Duration::ZERO, |heard| self.past(peer, heard.max(self.back)));
+            let heard = peer.heard.map_or(Duration::ZERO, |heard| past(lease, heard.max(self.back)));
             return heard.max(peer.since + DISTANT);
         }
         // If too few nodes confirm it, all know by then that it is down.
-        self.past(peer, peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT))
-    }
-
-    /// Returns when a peer's deadline has passed that rests on a question of that time. Clocks
-    /// differ by up to 2 %.
-    fn past(&self, peer: &Peer, asked: Duration) -> Duration {
-        let lease = self.lease_of(peer);
-        asked + lease + lease / 50 + MARGIN
+        past(lease, peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT))
     }
 
     /// Returns the time that a peer's kernel answers after its last evidence. Until the peer has
@@ -148,4 +153,10 @@ impl TakeoverGuard<'_> {
         let published = peer.state.agent.as_ref().filter(|_| !self.mutated.is(Mutation::AssumesOwnLease));
         published.map_or(self.lease, |agent| agent.lease)
     }
+}
+
+/// Returns when the deadline of a node with this lease has passed that rests on a question of that
+/// time. Clocks differ by up to 2 %.
+fn past(lease: Duration, asked: Duration) -> Duration {
+    asked + lease + lease / 50 + MARGIN
 }

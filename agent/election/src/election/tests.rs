@@ -93,7 +93,7 @@ impl Bench {
         let mut bench =
             Self { election: Election::new(node_name("a"), settings, T), peers, now: T, commands: Vec::new() };
         bench.want(&["a"]);
-        bench.give(recorded("a", T, RecordOutcome::Read(None)));
+        bench.give(recorded("a", T, RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r0")))));
         bench
     }
 

@@ -112,6 +112,8 @@ impl NodeHandle<'_> {
         };
         let since = self.world.schedule.now;
         let node = self.get_mut();
+        // Others wait no longer than the lease that this agent publishes.
+        node.kernel.deadline = node.kernel.deadline.min(now + lease);
         node.run += 1;
         node.since = since;
         node.leaving = false;

@@ -19,6 +19,27 @@ fn a_handover_ends_before_it_begins_elsewhere() {
     assert_eq!(bench.leader(), Some("b"));
 }
 
+/// Another node may lead it by then.
+#[test]
+fn a_node_that_may_not_answer_hands_nothing_over() {
+    for beats in [0, 1] {
+        let mut bench = Bench::leading();
+        bench.want(&["a", "b"]);
+        bench.said();
+        if beats > 0 {
+            // The deadline passes meanwhile.
+            bench.later(LEASE.saturating_sub(ms(40))).give(Input::Drain(true));
+            assert_eq!(bench.said(), ["publish Draining(true)", "follow: handed over to b", "b: take 2"]);
+            bench.later(ms(30)).give(Input::Peers);
+        } else {
+            bench.later(LEASE).give(Input::Drain(true));
+            assert_eq!(bench.said(), ["publish Draining(true)"]);
+            bench.later(ms(30)).give(Input::Peers);
+        }
+        assert_eq!(bench.said(), [""; 0]);
+    }
+}
+
 #[test]
 fn what_is_declined_is_kept() {
     let mut bench = Bench::leading();

@@ -98,6 +98,8 @@ struct World {
     asked: Option<Duration>,
     /// The operations on nodes' records that are under way, and when they began.
     records: Vec<(Command, Duration)>,
+    /// This node's record.
+    own_record: Option<NodeRecord>,
     /// Until when this node may answer by its record, if the deadline has not passed since.
     confirmed: Option<Duration>,
     /// When it did.
@@ -128,6 +130,7 @@ impl World {
             operation: None,
             asked: None,
             records: Vec::new(),
+            own_record: None,
             confirmed: None,
             lapsed: Duration::ZERO,
             probing: false,
@@ -220,16 +223,23 @@ impl World {
                 let (command, asked) = self.records.pop()?;
                 let (node, outcome) = match command {
                     Command::SwapRecord { node, content, .. } if works => {
-                        if node == bench.election.local && asked >= self.lapsed {
-                            self.confirmed = Some(asked + content.promise);
-                        }
                         self.versions += 1;
-                        (node, RecordOutcome::Swapped(version(&format!("r{}", self.versions))))
+                        let version = version(&format!("r{}", self.versions));
+                        if node == bench.election.local {
+                            self.own_record = Some(NodeRecord { content, version: version.clone() });
+                        }
+                        (node, RecordOutcome::Swapped(version))
+                    }
+                    Command::ReadRecord(node) if works && node == bench.election.local => {
+                        (node, RecordOutcome::Read(self.own_record.clone()))
                     }
                     Command::ReadRecord(node) if works => (node, RecordOutcome::Read(None)),
                     Command::SwapRecord { node, .. } | Command::ReadRecord(node) => (node, RecordOutcome::Unavailable),
                     _ => return None,
                 };
+                if works && node == bench.election.local && asked >= self.lapsed {
+                    self.confirmed = self.own_record.as_ref().map(|record| asked + record.content.promise);
+                }
                 Input::Recorded { node, asked, outcome }
             }
             Step::Probed(found) => std::mem::take(&mut self.probing).then(|| probed(found))?,

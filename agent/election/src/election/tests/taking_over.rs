@@ -267,6 +267,48 @@ fn a_majority_fences_the_leader_that_it_follows_and_waits_for_a_long_promise_onl
     assert_eq!(bench.said(), ["read"]);
 }
 
+/// A watch may not have shown it.
+#[test]
+fn a_majority_reads_the_record_of_a_leader_that_is_down_before_it_takes_anything() {
+    let mut bench = Bench::following();
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(1);
+    assert_eq!(bench.recorded(), ["read b"]);
+    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    bench.record("b", RecordOutcome::Read(Some(NodeRecord { content, version: version("r1") }))).ticks(3);
+    assert_eq!((bench.said(), bench.recorded()), (Vec::new(), vec!["read b".to_owned()]), "it has time to answer");
+
+    let mut bench = Bench::following();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")))).ticks(3);
+    assert_eq!(bench.said(), ["read"], "its promise is short");
+}
+
+/// It may have missed that a leader promised more.
+#[test]
+fn a_node_that_was_cut_off_waits_for_the_longest_promise_if_the_store_does_not_answer() {
+    for (answers, expected) in [(true, 4), (false, 21)] {
+        let mut bench = Bench::following();
+        bench.later(LEASE * 2).give(Input::Tick { carrier: true });
+        bench.want(&["a"]);
+        bench.ticks(1);
+        bench.peer("b").heard = Some(bench.now);
+        bench.said();
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(1);
+        let record = RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")));
+        bench.record("b", if answers { record } else { RecordOutcome::Unavailable });
+        let mut waited = 1;
+        while !bench.said().contains(&"read".to_owned()) {
+            bench.ticks(1);
+            waited += 1;
+            assert!(waited < 40, "it never acted");
+        }
+        assert_eq!(waited, expected, "the store answers: {answers}");
+    }
+}
+
 #[test]
 fn a_holder_that_acted_after_it_was_declared_down_is_looked_for_on_the_lan() {
     let mut bench = Bench::following();
