@@ -165,7 +165,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let made_key = found_keys.is_none().then(|| gossip_keys::path(&options));
     let keys = gossip_keys::follow(&options, found_keys)?;
     let watched = store::follow(&leases);
-    let recorded_macs = store::publish_macs(&leases, options.node.clone(), options.election.lease, watched.clone());
+    let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone());
     let (elector, reports) = start_elector(&options, leases, keys.clone(), made_key)?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;

@@ -133,7 +133,7 @@ async fn use_leases(client: &ClusterClient, vip: Vip) -> Result<()> {
     let Swapped::Done(second) = store.swap(vip, Some(&first), &node, 2).await? else { bail!("it was swapped") };
     ensure!(store.delete(vip, &second).await? == Deleted::Done, "it was swapped");
     let content = RecordContent { standing: RecordStanding::Confirmed, promise: Duration::ZERO };
-    let name = NodeName::new(&format!("node-of-{vip}").replace(':', "-"))?;
+    let name = NodeName::new(format!("of-{vip}"))?;
     let Swapped::Done(first) = store.swap_record(&name, None, &content).await? else { bail!("it was there") };
     let second = store.swap_record(&name, Some(&first), &content).await?;
     ensure!(second != Swapped::Conflict, "it was swapped");

@@ -92,8 +92,8 @@ impl Setup {
         let node = self.cluster.lan.node(node)?;
         let awaited = wait::until(&format!("{} has {reach} segments", node.name), PATIENCE, || {
             let metrics = Metrics::scrape(node.namespace(), node.address, SHORT_TIMEOUT)?;
-            let found = metrics.sum("vipmux_segments", &[("reach", reach)]);
-            ensure!(found == segments as f64, "{found}");
+            let found = metrics.by_label("vipmux_segments", "reach").remove(reach).unwrap_or_default();
+            ensure!(found == segments, "{found}");
             Ok(())
         });
         awaited.with_context(|| self.cluster.last_outputs())

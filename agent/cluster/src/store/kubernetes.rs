@@ -18,8 +18,8 @@ use kube::{
 use tokio::time::timeout;
 
 use super::{
-    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, RecordStanding, StoreError, StoreOperation, StoreOutcome,
-    Survey, Swapped, Version, lease_object, operations::OPERATION_TIMEOUT, retry_after,
+    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreOperation, StoreOutcome, Survey, Swapped,
+    Version, lease_object, operations::OPERATION_TIMEOUT, retry_after,
 };
 use crate::access::ClusterClient;
 use vipmux_common::abi::Mac;
@@ -112,25 +112,16 @@ impl KubernetesStore {
             .map_or(Ok(Swapped::Conflict), |written| record(node, written).map(|record| Swapped::Done(record.version)))
     }
 
-    /// Writes a node's MACs into its record, and its owner. Creates the record if there is none, with
-    /// `lease` as the promise.
+    /// Writes a node's MACs and its owner into its record. Does nothing if there is none.
     pub(super) async fn write_macs(
         &self,
         node: &NodeName,
         macs: &BTreeSet<Mac>,
         owner: Option<&OwnerReference>,
-        lease: Duration,
     ) -> Result<(), StoreError> {
         let name = lease_object::record_name(node);
         let (parameters, patch) = (PatchParams::default(), Patch::Merge(lease_object::macs_patch(macs, owner)));
-        if self.write(&name, self.leases.patch(&name, &parameters, &patch)).await?.is_none() {
-            let content = RecordContent { standing: RecordStanding::Confirmed, promise: lease };
-            let record = lease_object::record_to_object(node, None, &content, Timestamp::now());
-            let wanted = lease_object::with_macs(record, macs, owner);
-            // A conflict: the election has just written it. The watch shows that the MACs are missing.
-            self.write(&name, self.leases.create(&PostParams::default(), &wanted)).await?;
-        }
-        Ok(())
+        self.write(&name, self.leases.patch(&name, &parameters, &patch)).await.map(drop)
     }
 
     /// Writes an object. Returns it as it is now; `None`: a conflict.

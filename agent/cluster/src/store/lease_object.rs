@@ -126,13 +126,6 @@ pub(super) fn macs_patch(macs: &BTreeSet<Mac>, owner: Option<&OwnerReference>) -
     })
 }
 
-/// Returns the object of a node's record with MACs and an owner.
-pub(super) fn with_macs(mut record: Object, macs: &BTreeSet<Mac>, owner: Option<&OwnerReference>) -> Object {
-    record.metadata.annotations.get_or_insert_default().insert(MACS.to_owned(), joined(macs));
-    record.metadata.owner_references = owner.map(|owner| vec![owner.clone()]);
-    record
-}
-
 fn joined(macs: &BTreeSet<Mac>) -> String {
     macs.iter().map(Mac::to_string).collect::<Vec<_>>().join(",")
 }
@@ -317,10 +310,8 @@ mod tests {
         let confirmed = content(RecordStanding::Confirmed);
         let record = record_to_object(&node, Some(version.clone()), &confirmed, Timestamp::UNIX_EPOCH);
         assert_eq!(macs_of(&record), BTreeSet::new());
-        let with_macs = with_macs(record.clone(), &macs, Some(&owner));
-        assert_eq!(with_macs, merged(&record, &macs_patch(&macs, Some(&owner))));
-        assert_eq!(merged(&with_macs, &macs_patch(&macs, None)).metadata.owner_references, Some(Vec::new()));
-        let mut record = with_macs;
+        let mut record = merged(&record, &macs_patch(&macs, Some(&owner)));
+        assert_eq!(merged(&record, &macs_patch(&macs, None)).metadata.owner_references, Some(Vec::new()));
         for standing in [RecordStanding::Fenced(node_name("n2")), RecordStanding::Confirmed] {
             let content = content(standing);
             record = merged(&record, &record_patch(&version, &content, Timestamp::UNIX_EPOCH));

@@ -14,21 +14,14 @@ use vipmux_model::NodeName;
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
-/// Keeps this node's MACs in its record: writes them when the record lacks them, as `watched` shows it.
-/// Returns where to put the MACs. Without a cluster they are not written. Must be called within a tokio
-/// runtime.
-///
-/// `lease`: the promise of a record that does not exist yet.
-pub fn publish(
-    store: &ConfiguredStore,
-    node: NodeName,
-    lease: Duration,
-    watched: WatchedLeases,
-) -> watch::Sender<BTreeSet<Mac>> {
+/// Keeps this node's MACs in its record, which the election creates: writes them when the record lacks
+/// them, as `watched` shows it. Returns where to put the MACs. Without a cluster they are not written. Must
+/// be called within a tokio runtime.
+pub fn publish(store: &ConfiguredStore, node: NodeName, watched: WatchedLeases) -> watch::Sender<BTreeSet<Mac>> {
     let (sender, macs) = watch::channel(BTreeSet::new());
     if let ConfiguredStore::Kubernetes(store) = store {
         // Ends when the sender or the watch is gone, and may be canceled at any point.
-        tokio::spawn(run(store.clone(), node, lease, watched, macs));
+        tokio::spawn(run(store.clone(), node, watched, macs));
     }
     sender
 }
@@ -36,16 +29,18 @@ pub fn publish(
 async fn run(
     store: KubernetesStore,
     node: NodeName,
-    lease: Duration,
     mut watched: WatchedLeases,
     mut macs: watch::Receiver<BTreeSet<Mac>>,
 ) {
     let mut failures = 0;
     loop {
         let wanted = macs.borrow_and_update().clone();
-        let lacks = watched.borrow_and_update().as_ref().is_some_and(|seen| seen.macs.get(&node) != Some(&wanted));
+        let lacks = watched
+            .borrow_and_update()
+            .as_ref()
+            .is_some_and(|seen| seen.records.contains_key(&node) && seen.macs.get(&node) != Some(&wanted));
         if lacks && !wanted.is_empty() {
-            failures = match write(&store, &node, &wanted, lease).await {
+            failures = match write(&store, &node, &wanted).await {
                 Ok(()) => 0,
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
@@ -71,14 +66,9 @@ async fn run(
     }
 }
 
-async fn write(
-    store: &KubernetesStore,
-    node: &NodeName,
-    macs: &BTreeSet<Mac>,
-    lease: Duration,
-) -> Result<(), StoreError> {
+async fn write(store: &KubernetesStore, node: &NodeName, macs: &BTreeSet<Mac>) -> Result<(), StoreError> {
     let owner = owner(store, node).await?;
-    store.write_macs(node, macs, owner.as_ref(), lease).await
+    store.write_macs(node, macs, owner.as_ref()).await
 }
 
 /// Returns the Node as the owner of its record: Kubernetes deletes the record after the Node. `None`:
