@@ -324,6 +324,7 @@ impl Election {
             now,
             local: &self.local,
             open: self.fence.is_open(now),
+            able: !self.availability.unable.contains(&vip),
             guard,
             index: &mut self.index,
             schedule: &mut self.schedule,

@@ -214,7 +214,8 @@ struct PendingOutput {
     payloads: Vec<(NodeName, Vec<u8>)>,
     changed: bool,
     disowned: bool,
-    messages: Vec<(NodeName, ElectionMessage)>,
+    /// With the time of a heartbeat that the sender knew of.
+    messages: Vec<(NodeName, ElectionMessage, Duration)>,
 }
 
 impl Membership {
@@ -366,14 +367,20 @@ impl Membership {
     }
 
     fn receive_message(&mut self, from: &NodeName, asked: u64, message: ElectionMessage, now: Duration) {
-        let age = now.checked_sub(Duration::from_nanos(asked));
-        if matches!(message, ElectionMessage::Take { .. }) && age.is_none_or(|age| age > self.settings.fresh) {
+        let asked = Duration::from_nanos(asked);
+        if !self.is_fresh(&message, asked, now) {
             // The sender's next message will prove that it is younger than this heartbeat.
             let ask = self.heartbeat(now);
             self.send(from, &Wire::Heartbeat(ask));
         } else if self.output.messages.len() < MOST_WAITING {
-            self.output.messages.push((from.clone(), message));
+            self.output.messages.push((from.clone(), message, asked));
         }
+    }
+
+    /// Returns whether a message counts that is not older than a heartbeat of this time.
+    fn is_fresh(&self, message: &ElectionMessage, asked: Duration, now: Duration) -> bool {
+        let age = now.checked_sub(asked);
+        !matches!(message, ElectionMessage::Take { .. }) || age.is_some_and(|age| age <= self.settings.fresh)
     }
 
     /// Leaves. From now on this node handles no payload, and only says that it leaves. Call
@@ -491,13 +498,13 @@ impl Membership {
         self.output.disowned || self.output.changed || !self.output.messages.is_empty()
     }
 
-    /// Takes the events since the last call.
-    pub fn take_events(&mut self) -> Vec<MembershipEvent> {
+    /// Takes the events since the last call, without messages that have become too old since.
+    pub fn take_events(&mut self, now: Duration) -> Vec<MembershipEvent> {
         let disowned = std::mem::take(&mut self.output.disowned).then_some(MembershipEvent::Disowned);
         let changed = std::mem::take(&mut self.output.changed).then_some(MembershipEvent::Changed);
-        let told = std::mem::take(&mut self.output.messages)
-            .into_iter()
-            .map(|(from, message)| MembershipEvent::Message { from, message });
+        let mut told = std::mem::take(&mut self.output.messages);
+        told.retain(|(_, message, asked)| self.is_fresh(message, *asked, now));
+        let told = told.into_iter().map(|(from, message, _)| MembershipEvent::Message { from, message });
         disowned.into_iter().chain(changed).chain(told).collect()
     }
 

@@ -139,7 +139,7 @@ impl Elector {
 
     /// Passes the membership's events and the time to the state machine.
     pub(super) fn advance(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
-        for event in self.shared.lock().take_events() {
+        for event in self.shared.lock().take_events(boottime()?) {
             self.pending.push(match event {
                 MembershipEvent::Changed => Input::Peers,
                 MembershipEvent::Disowned => Input::Disowned,

@@ -16,6 +16,7 @@ mod harness;
 mod installing;
 mod kube_proxy;
 mod leases;
+mod many_nodes;
 mod pools;
 mod preflight;
 mod records;

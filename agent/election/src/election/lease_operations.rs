@@ -25,7 +25,7 @@ const SOON: Duration = Duration::from_millis(200);
 const LATER: Duration = Duration::from_secs(1);
 /// The time after which a node waits for the store no longer, if the peers suffice to decide. A
 /// store that swallows requests would hold it up for seconds.
-const HEDGE: Duration = Duration::from_millis(100);
+pub(super) const HEDGE: Duration = Duration::from_millis(100);
 /// The pause after which the LAN is asked again for an address that has another owner.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
@@ -109,6 +109,7 @@ impl VipState {
         if let Takeover::Granted { why: why @ Why::Down(_), witnessed: true } =
             cx.guard.decide(cx.vip, self, peers, cx.now)
             && cx.open
+            && cx.able
         {
             self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
             self.operation = Some(goes_on);
@@ -189,6 +190,11 @@ impl VipState {
             self.learn(lease, cx.now);
             cx.index.touched.insert(cx.vip);
         }
+        let leader = self.known.as_ref().map(|known| &known.node);
+        if !cx.able || leader.is_some_and(|leader| cx.guard.is_about_to_know(leader, peers, cx.now)) {
+            // The leader's promise may be a long one. The Lease is read again then.
+            return;
+        }
         let epoch = self.epoch();
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
             _ if is_claimed(cx.vip, peers) => {}
@@ -212,7 +218,7 @@ impl VipState {
     /// Takes a VIP over while the store is away. A majority must have seen its leader's end.
     fn take_over_without_store(&mut self, peers: &Peers, cx: &mut Context<'_>) {
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
-            Takeover::Granted { why, witnessed: true } if peers.majority => {
+            Takeover::Granted { why, witnessed: true } if peers.majority && cx.able => {
                 let epoch = next_epoch(self.epoch());
                 let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
                 self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);

@@ -30,7 +30,7 @@ use std::{
 
 use twox_hash::XxHash64;
 
-use super::{Command, Election, HEARTBEAT, Lost, io::RecordOutcome, takeover_guard::MARGIN};
+use super::{Command, Election, HEARTBEAT, Lost, io::RecordOutcome, lease_operations::HEDGE, takeover_guard::MARGIN};
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
     membership::{MemberStatus, Peers},
@@ -112,6 +112,7 @@ pub(super) struct Fencings {
 struct Fencing {
     stage: FencingStage,
     aim: Aim,
+    began: Duration,
 }
 
 /// What the record of another node is read for.
@@ -154,6 +155,13 @@ impl Fencings {
     pub(super) fn is_fenced(&self, node: &NodeName, now: Duration) -> bool {
         let stage = self.nodes.get(node).map(|fencing| &fencing.stage);
         matches!(stage, Some(FencingStage::Fenced { until }) if now < *until)
+    }
+
+    /// Returns whether the record of a node is being read. A store that does not answer soon is not waited
+    /// for.
+    pub(super) fn is_reading(&self, node: &NodeName, now: Duration) -> bool {
+        let fencing = self.nodes.get(node).filter(|fencing| now < fencing.began + HEDGE);
+        fencing.is_some_and(|fencing| matches!(fencing.stage, FencingStage::Read { .. }))
     }
 
     /// Returns whether the promise of a node may have changed while this one was cut off.
@@ -401,7 +409,9 @@ impl Election {
             }
         };
         if begins {
-            self.fencings.nodes.insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, aim });
+            self.fencings
+                .nodes
+                .insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, aim, began: now });
             self.commands.push(Command::ReadRecord(node.clone()));
         }
         self.continue_fencing(peers, now);

@@ -117,6 +117,11 @@ impl TakeoverGuard<'_> {
         gone.is_some_and(|peer| self.fencings.has_to_read(leader, peer.since))
     }
 
+    /// Returns whether the record of a leader that is down is being read for the first time since.
+    pub(super) fn is_about_to_know(&self, leader: &NodeName, peers: &Peers, now: Duration) -> bool {
+        self.has_to_read(leader, peers) && self.fencings.is_reading(leader, now)
+    }
+
     /// Returns whether a node must be fenced before its VIPs are taken: this node has no majority, or the
     /// other one had none, and may answer for longer than `lease`.
     fn must_fence(&self, node: &NodeName, lease: Duration, majority: bool, now: Duration) -> bool {

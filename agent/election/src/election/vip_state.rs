@@ -100,6 +100,8 @@ pub(super) struct Context<'a> {
     pub(super) local: &'a NodeName,
     /// The fence is open.
     pub(super) open: bool,
+    /// This node can announce the VIP.
+    pub(super) able: bool,
     pub(super) guard: TakeoverGuard<'a>,
     pub(super) index: &'a mut LeaderIndex,
     pub(super) schedule: &'a mut EvaluationSchedule,

@@ -280,11 +280,12 @@ impl NodeHandle<'_> {
     }
 
     fn elect(&mut self) {
+        let now = self.now();
         let Some(agent) = self.agent() else { return };
         if agent.parting {
             return self.flush();
         }
-        let events = agent.membership.take_events().into_iter().map(|event| match event {
+        let events = agent.membership.take_events(now).into_iter().map(|event| match event {
             MembershipEvent::Changed => Input::Peers,
             MembershipEvent::Disowned => Input::Disowned,
             MembershipEvent::Message { from, message } => Input::Message { from, message },

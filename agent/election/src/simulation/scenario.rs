@@ -199,10 +199,10 @@ impl Script<'_> {
                 self.add(BEGIN, Fault::Mark);
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
-            Scenario::Crash | Scenario::Link => STRICT,
-            // A node can be stopped after its Lease is written, and before it answers. Others wait a
-            // second for that, and then ask the LAN.
-            Scenario::Pause => Promise { answer: Duration::from_millis(1_250), ..STRICT },
+            Scenario::Crash => STRICT,
+            // A node can be stopped, or lose its link, after its Lease is written, and before it
+            // answers. Others wait a second for that, and then ask the LAN.
+            Scenario::Pause | Scenario::Link => Promise { answer: Duration::from_millis(1_250), ..STRICT },
             // docs/failover.md says so.
             Scenario::Single => {
                 let answer = Duration::from_millis(600);

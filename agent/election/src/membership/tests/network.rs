@@ -137,7 +137,7 @@ impl Network {
         let membership = self.nodes[node].as_mut()?;
         let result = act(membership, now);
         let outbox = membership.take_outbox();
-        self.events[node].extend(membership.take_events().into_iter().map(|event| (now, event)));
+        self.events[node].extend(membership.take_events(now).into_iter().map(|event| (now, event)));
         let next = membership.next().unwrap_or(Duration::MAX).min(self.asking[node]).max(now);
         self.sleep(node, next);
         for (to, payload) in outbox {

@@ -228,10 +228,11 @@ fn a_message_of_a_later_version_changes_nothing() {
     let message = Wire::Message { asked: 17, message: None }.encode().unwrap();
     let later = [&message[..message.len() - 1], &[2, 99, 1]].concat();
     let before = membership.peers().clone();
-    membership.take_events();
+    let now = before.members[&name(1)].heard.unwrap();
+    membership.take_events(now);
     for payload in [message, later] {
-        membership.receive(&name(1), &payload, before.members[&name(1)].heard.unwrap()).unwrap();
-        assert_eq!((membership.take_events(), membership.peers()), (Vec::new(), &before));
+        membership.receive(&name(1), &payload, now).unwrap();
+        assert_eq!((membership.take_events(now), membership.peers()), (Vec::new(), &before));
     }
 }
 
@@ -394,11 +395,11 @@ fn only_who_is_held_for_down_as_it_is_now_takes_another_generation() {
     for (held, generation) in [(0, 1), (1, 2), (5, 6)] {
         let mut membership = fresh();
         membership.receive(&name(1), &some_wires()[0].encode().unwrap(), ms(2)).unwrap();
-        membership.take_events();
+        membership.take_events(ms(2));
         let at = StateVersion::default();
         let answer = Wire::Ack(Ack { asked: 2_000_000, at, disowned: Some(held), gone: Vec::new() }).encode().unwrap();
         membership.receive(&name(1), &answer, ms(2)).unwrap();
-        assert_eq!(membership.take_events().contains(&MembershipEvent::Disowned), generation > 1);
+        assert_eq!(membership.take_events(ms(2)).contains(&MembershipEvent::Disowned), generation > 1);
         assert_eq!(membership.peers().evidence, None, "it is no evidence in any case");
         membership.take_outbox();
         membership.send_heartbeats(ms(3));
@@ -444,7 +445,7 @@ proptest! {
                 prop_assert!(payload.len() <= MOST_PAYLOAD);
                 prop_assert!(Wire::decode(&payload).is_ok());
             }
-            membership.take_events();
+            membership.take_events(now);
         }
         prop_assert!(membership.peers().members.len() <= 3);
         prop_assert!(membership.peers().evidence.is_none_or(|evidence| evidence <= now));
