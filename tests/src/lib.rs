@@ -31,7 +31,6 @@ pub mod container;
 pub mod demo;
 pub mod dns;
 pub mod failover;
-pub mod fleet;
 pub mod flood;
 pub mod foreign_program;
 pub mod frames;
