@@ -12,6 +12,7 @@ pub mod http;
 pub mod inspect;
 pub mod log;
 pub mod plan;
+mod service_runtime;
 pub mod unload;
 
 use std::{ffi::OsString, process::ExitCode};

@@ -7,6 +7,7 @@ use super::{
     config::ConfigArgs,
     http::HttpArgs,
     log::LogArgs,
+    service_runtime,
 };
 use crate::{
     control::DEFAULT_SOCKET,
@@ -230,11 +231,7 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
         socket: args.socket,
         http: args.http.http_listen,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(AgentError::Runtime)?;
+    let runtime = service_runtime::build().map_err(AgentError::Runtime)?;
     let result = runtime.block_on(runtime::run(options));
     // A thread that waits for another agent's lock, or for nftables, leaves nothing half done: do
     // not wait for it.

@@ -9,6 +9,7 @@ use super::{
     config::ConfigArgs,
     http::HttpArgs,
     log::LogArgs,
+    service_runtime,
 };
 use crate::allocator::{self, AllocatorOptions, health::AllocatorHealth};
 use vipmux_cluster::access::ClusterClient;
@@ -88,11 +89,7 @@ pub fn run(args: AllocatorArgs) -> Result<(), AllocatorError> {
     args.log.start();
     let options = args.options();
     let access = args.access.of("vipmux-allocator");
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(AllocatorError::Runtime)?;
+    let runtime = service_runtime::build().map_err(AllocatorError::Runtime)?;
     let health = Arc::new(watch::Sender::new(AllocatorHealth::default()));
     let result = runtime.block_on(async {
         let cluster = ClusterClient::connect(&access).await?;
