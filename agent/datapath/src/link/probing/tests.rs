@@ -59,7 +59,7 @@ fn segment(own: u32, peers: &BTreeSet<IpAddr>) -> PeersBySegment {
 fn nothing_is_known_before_the_first_answer_could_come() {
     let mut world = World::new(1, &nodes([2, 3]));
     world.answering.clear();
-    assert_eq!(world.pass(UNANSWERED - INTERVAL), None);
+    assert_eq!(world.pass(UNANSWERED.saturating_sub(INTERVAL)), None);
     assert_eq!(world.pass(INTERVAL), Some(SegmentReach::Heard));
 }
 
@@ -68,10 +68,14 @@ fn a_node_is_answered_heard_and_then_deaf() {
     let mut world = World::new(1, &nodes([2, 3]));
     assert_eq!(world.pass(UNANSWERED), Some(SegmentReach::Answered));
     (world.answering, world.hears) = (BTreeSet::new(), true);
-    assert_eq!(world.pass(UNANSWERED - INTERVAL * 2), Some(SegmentReach::Answered), "some answers may be lost");
+    assert_eq!(
+        world.pass(UNANSWERED.saturating_sub(INTERVAL * 2)),
+        Some(SegmentReach::Answered),
+        "some answers may be lost"
+    );
     assert_eq!(world.pass(DEAF * 3), Some(SegmentReach::Heard));
     world.hears = false;
-    assert_eq!(world.pass(DEAF - INTERVAL), Some(SegmentReach::Heard), "a segment may be quiet");
+    assert_eq!(world.pass(DEAF.saturating_sub(INTERVAL)), Some(SegmentReach::Heard), "a segment may be quiet");
     assert_eq!(world.pass(INTERVAL), Some(SegmentReach::Deaf));
     world.answering = nodes([3]);
     assert_eq!(world.pass(INTERVAL * 2), Some(SegmentReach::Answered));
