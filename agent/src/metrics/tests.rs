@@ -10,7 +10,7 @@ use vipmux_election::{
     Lost,
     membership::{Why, sealing::SealingKeys},
 };
-use vipmux_model::{health::Findings, reason::Reason};
+use vipmux_model::{health::Findings, reach::SegmentReach, reason::Reason};
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
@@ -21,6 +21,7 @@ fn everything() -> String {
     meters.lost(&Lost::Fenced);
     meters.announcement_forged();
     meters.nodes(4);
+    meters.segments(&[(2, SegmentReach::Answered)].into(), 0);
     meters.store_evidence(true);
     meters.versions([(&"9.9.9".to_owned(), &7)]);
     meters.versions([(&"0.1.0".to_owned(), &2)]);
