@@ -29,6 +29,10 @@ const CONTESTED: Duration = Duration::from_secs(3);
 /// The time that a node has to act on its turn.
 pub(super) const TURN: Duration = Duration::from_millis(400);
 
+/// The most leaders whose records are read at once to know their promises. Where hundreds of nodes are gone,
+/// each of the others would read hundreds of records. A node that does not know a promise waits for it.
+const MOST_READS: usize = 16;
+
 /// The VIPs that each living node cannot announce, without the nodes that can announce all.
 pub(super) struct UnableNodes<'a>(BTreeMap<&'a NodeName, &'a BTreeSet<Vip>>);
 
@@ -268,7 +272,8 @@ impl Election {
             }
             state.unclaimed_since.get_or_insert(now);
             let leader = state.known.as_ref().map(|known| &known.node);
-            unread.extend(leader.filter(|leader| cx.guard.has_to_read(leader, peers)).cloned());
+            let unsure = leader.filter(|leader| unread.len() < MOST_READS && cx.guard.is_unsure(leader, now));
+            unread.extend(unsure.cloned());
             match cx.guard.decide(vip, state, peers, now) {
                 Takeover::Later(at) => cx.schedule.wake_at(at),
                 Takeover::Unfenced(node) => drop(unfenced.insert(node)),

@@ -110,16 +110,17 @@ impl TakeoverGuard<'_> {
         Takeover::from(at, now, Why::Down(known.node.clone()), witnessed)
     }
 
-    /// Returns whether the record of a leader that is down has not been read since. It is read while this
-    /// node waits for the leader's silence.
-    pub(super) fn has_to_read(&self, leader: &NodeName, peers: &Peers) -> bool {
-        let gone = peers.members.get(leader).filter(|peer| !peer.status.is_alive());
-        gone.is_some_and(|peer| self.fencings.has_to_read(leader, peer.since))
-    }
-
     /// Returns whether the record of a leader that is down is being read for the first time since.
     pub(super) fn is_about_to_know(&self, leader: &NodeName, peers: &Peers, now: Duration) -> bool {
-        self.has_to_read(leader, peers) && self.fencings.is_reading(leader, now)
+        let gone = peers.members.get(leader).filter(|peer| !peer.status.is_alive());
+        let is_new = gone.is_some_and(|peer| self.fencings.has_to_read(leader, peer.since));
+        is_new && self.fencings.is_reading(leader, now)
+    }
+
+    /// Returns whether a leader's promise may have changed while this node was cut off, not long ago.
+    /// Watches show within seconds what was written meanwhile.
+    pub(super) fn is_unsure(&self, leader: &NodeName, now: Duration) -> bool {
+        now < self.back + SETTLE && self.fencings.is_unsure(leader)
     }
 
     /// Returns whether a node must be fenced before its VIPs are taken: this node has no majority, or the
@@ -134,9 +135,7 @@ impl TakeoverGuard<'_> {
             return Duration::ZERO;
         }
         let lease = self.lease_of(peer);
-        // Watches show within seconds what was written while this node was cut off.
-        let unsure = now < self.back + SETTLE && self.fencings.is_unsure(node);
-        let lease = if unsure { lease.max(LONG_PROMISE) } else { lease };
+        let lease = if self.is_unsure(node, now) { lease.max(LONG_PROMISE) } else { lease };
         if peer.status == MemberStatus::Left {
             // It answers until its deadline for VIPs that it could not transfer. It sent no
             // heartbeat since it left.

@@ -213,6 +213,11 @@ impl Bench {
         self.give(recorded(node, asked, outcome))
     }
 
+    /// The record of `b` is read. It promises nothing long.
+    fn knows_b(&mut self) -> &mut Self {
+        self.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))))
+    }
+
     /// Fences a node whose record does not exist.
     fn fence(&mut self, node: &str) -> &mut Self {
         self.record(node, RecordOutcome::Read(None)).record(node, RecordOutcome::Swapped(version("r1")));

@@ -43,7 +43,7 @@ fn a_takeover_is_never_held_up_by_detection() {
     let mut bench = Bench::following();
     bench.election.settings.detect = true;
     bench.falls("b", MemberStatus::Down);
-    bench.ticks(4);
+    bench.ticks(4).knows_b();
     assert_eq!(bench.said(), ["read"]);
     bench.give(read(Some(lease("b", 4, "v4"))));
     assert_eq!(bench.said(), ["swap v4 for 5"]);
@@ -83,7 +83,7 @@ fn of_two_with_one_epoch_the_one_gives_way_that_did_not_write_the_lease() {
     for written in [true, false] {
         let mut bench = Bench::following();
         bench.falls("b", MemberStatus::Down);
-        bench.ticks(4).later(ms(30)).give(Input::Peers);
+        bench.ticks(4).knows_b().later(ms(30)).give(Input::Peers);
         bench.give(read(Some(lease("b", 4, "v4"))));
         let outcome = if written { LeaseOutcome::Swapped(version("v5")) } else { LeaseOutcome::Unavailable };
         bench.give(Input::Stored { vip: vip4(1), outcome: outcome.clone() });
@@ -273,16 +273,20 @@ fn a_majority_reads_the_record_of_a_leader_that_is_down_before_it_takes_anything
     let mut bench = Bench::following();
     bench.recorded();
     bench.falls("b", MemberStatus::Down);
-    bench.ticks(1);
-    assert_eq!(bench.recorded(), ["read b"]);
+    bench.ticks(4);
+    assert_eq!((bench.said(), bench.recorded()), (vec!["read".to_owned()], vec!["read b".to_owned()]));
+    bench.give(read(Some(lease("b", 4, "v4")))).later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"], "it waits for the record");
     let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
-    bench.record("b", RecordOutcome::Read(Some(NodeRecord { content, version: version("r1") }))).ticks(3);
-    assert_eq!((bench.said(), bench.recorded()), (Vec::new(), vec!["read b".to_owned()]), "it has time to answer");
+    bench.record("b", RecordOutcome::Read(Some(NodeRecord { content, version: version("r1") })));
+    bench.give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!((bench.said(), bench.recorded()), (Vec::new(), vec!["challenge b (r1)".to_owned()]), "a long promise");
 
     let mut bench = Bench::following();
     bench.falls("b", MemberStatus::Down);
-    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")))).ticks(3);
-    assert_eq!(bench.said(), ["read"], "its promise is short");
+    bench.ticks(4).later(ms(100)).give(read(Some(lease("b", 4, "v4"))));
+    let said = ["read", "swap v4 for 5", "claim 5", "lead 5: b was down"];
+    assert_eq!(bench.said(), said, "a store that does not answer is not waited for");
 }
 
 /// It may have missed that a leader promised more.
@@ -429,7 +433,7 @@ fn who_hears_nobody_takes_nothing_without_the_store() {
 fn waiting_for_the_store() -> Bench {
     let mut bench = Bench::following();
     bench.falls("b", MemberStatus::Down);
-    bench.ticks(4);
+    bench.ticks(4).knows_b();
     assert_eq!(bench.said(), ["read"]);
     bench
 }
@@ -528,7 +532,7 @@ fn after_the_last_epoch_comes_the_first() {
     const MAX: u64 = Lease::MAX_EPOCH;
     let mut bench = Bench::following_in(MAX);
     bench.falls("b", MemberStatus::Down);
-    bench.ticks(4).said();
+    bench.ticks(4).knows_b().said();
     bench.give(read(Some(lease("b", MAX, "v4"))));
     assert_eq!(bench.said(), ["swap v4 for 1"]);
     bench.give(swapped("v5"));

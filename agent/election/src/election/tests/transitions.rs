@@ -19,7 +19,7 @@ const STATES: [State; 15] = [
     ("following b, which is down: reading the Lease", || {
         let mut bench = Bench::following();
         bench.falls("b", MemberStatus::Down);
-        bench.ticks(4);
+        bench.ticks(4).knows_b();
         bench
     }),
     ("following b, whose end nobody saw: asking the LAN", || {
@@ -33,7 +33,7 @@ const STATES: [State; 15] = [
     ("following b, which is down: swapping the Lease", || {
         let mut bench = Bench::following();
         bench.falls("b", MemberStatus::Down);
-        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        bench.ticks(4).knows_b().give(read(Some(lease("b", 4, "v4"))));
         bench
     }),
     ("detecting", detecting),
@@ -52,7 +52,7 @@ const STATES: [State; 15] = [
     ("leading, and the Lease is not written", || {
         let mut bench = Bench::following();
         bench.falls("b", MemberStatus::Down);
-        bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
+        bench.ticks(4).knows_b().give(stored(LeaseOutcome::Unavailable));
         bench
     }),
     ("leading, assured since announcements with c's MAC were forged", || {
