@@ -288,7 +288,7 @@ impl Election {
             }
             Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
             Input::Recorded { node, asked, outcome } => self.recorded(&node, asked, outcome, peers, now),
-            Input::RecordChanged { node, record } => self.record_changed(&node, &record, now),
+            Input::RecordChanged { node, record } => self.record_changed(&node, record.as_ref(), now),
             Input::LeaseChanged { vip, lease } => {
                 if let Some((state, mut cx)) = self.state_of(vip, now) {
                     state.lease_changed(lease.as_ref(), &mut cx);

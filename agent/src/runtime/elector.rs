@@ -241,8 +241,7 @@ impl Elector {
         let macs_changed = !store::changes(&self.watched.macs, &watched.macs).is_empty();
         self.watched = watched;
         self.pending.extend(leases.into_iter().map(|(vip, lease)| Input::LeaseChanged { vip, lease }));
-        let record = |(node, record): (NodeName, Option<_>)| Some(Input::RecordChanged { node, record: record? });
-        self.pending.extend(records.into_iter().filter_map(record));
+        self.pending.extend(records.into_iter().map(|(node, record)| Input::RecordChanged { node, record }));
         Ok((self.process(kernel)?, macs_changed))
     }
 

@@ -70,12 +70,12 @@ pub enum Input {
         /// The result.
         outcome: RecordOutcome,
     },
-    /// The record of a node changed, as a watch says. That may come late, or never.
+    /// The record of a node changed, or is gone (`None`), as a watch says. That may come late, or never.
     RecordChanged {
         /// The node.
         node: NodeName,
         /// Its record.
-        record: NodeRecord,
+        record: Option<NodeRecord>,
     },
     /// A Lease changed, or is gone (`None`), as a watch says. That may come late, or never.
     LeaseChanged {

@@ -305,7 +305,7 @@ impl Election {
             }
             (Some(OwnOperation::Read { promise }), RecordOutcome::Read(record)) => {
                 self.record.failures = 0;
-                self.take_in_own_record(record, now);
+                self.take_in_own_record(record, peers, now);
                 if let (Some(promise), Some(confirmed)) = (promise, self.record.confirmed) {
                     self.fence.confirm(asked, promise.min(confirmed));
                     self.extend(peers, now);
@@ -323,11 +323,11 @@ impl Election {
         }
     }
 
-    fn take_in_own_record(&mut self, record: Option<NodeRecord>, now: Duration) {
+    fn take_in_own_record(&mut self, record: Option<NodeRecord>, peers: &Peers, now: Duration) {
         (self.record.unread, self.record.missing, self.record.confirmed) = (false, record.is_none(), None);
         let Some(NodeRecord { content, version }) = record else {
-            // It may have said that this node is fenced.
-            if self.record.version.take().is_some() {
+            // It may have said that this node is fenced, which the peers' answers do not.
+            if self.record.version.take().is_some() && !self.has_answers(peers) {
                 self.lose_record(&Lost::Unrecorded, now);
             }
             self.record.promise = Duration::ZERO;
@@ -352,7 +352,13 @@ impl Election {
     }
 
     /// Takes in a record as a watch shows it. It may be older than what this node knows.
-    pub(super) fn record_changed(&mut self, node: &NodeName, record: &NodeRecord, now: Duration) {
+    pub(super) fn record_changed(&mut self, node: &NodeName, record: Option<&NodeRecord>, now: Duration) {
+        let Some(record) = record else {
+            if *node == self.local {
+                self.read_own_record();
+            }
+            return;
+        };
         let is_fenced = matches!(record.content.standing, RecordStanding::Fenced(_));
         if *node == self.local {
             // An operation that is under way finds out by itself. What this node wrote says nothing.

@@ -195,7 +195,9 @@ impl NodeHandle<'_> {
             AgentEvent::Recorded { node, asked, outcome } => {
                 self.work(vec![Input::Recorded { node, asked, outcome }]);
             }
-            AgentEvent::RecordChanged { node, record } => drop(self.work(vec![Input::RecordChanged { node, record }])),
+            AgentEvent::RecordChanged { node, record } => {
+                self.work(vec![Input::RecordChanged { node, record: Some(record) }]);
+            }
             AgentEvent::Announce { vip, lead, round } => self.announce(vip, lead, round),
             AgentEvent::Probe { vip, detect, round } => self.probe(vip, detect, round),
             AgentEvent::Elect => self.elect(),

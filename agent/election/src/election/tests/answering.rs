@@ -231,10 +231,7 @@ fn without_a_majority_a_node_reads_its_record_and_answers_as_long_as_that_says()
 fn a_record_that_is_missing_is_created() {
     let mut bench = Bench::following();
     bench.recorded();
-    bench.give(Input::RecordChanged {
-        node: node_name("a"),
-        record: record(RecordStanding::Challenged(node_name("b")), "r1"),
-    });
+    bench.give(Input::RecordChanged { node: node_name("a"), record: None });
     bench.give(recorded("a", bench.now, RecordOutcome::Read(None)));
     assert_eq!(bench.recorded(), ["read a", "confirm a (none) for 300 ms"]);
     bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r2")))).ticks(20);
@@ -382,7 +379,7 @@ fn a_node_that_is_challenged_confirms_its_record_at_once() {
     let mut bench = Bench::leading();
     bench.recorded();
     let challenged = record(RecordStanding::Challenged(node_name("b")), "r7");
-    bench.give(Input::RecordChanged { node: node_name("a"), record: challenged.clone() });
+    bench.give(Input::RecordChanged { node: node_name("a"), record: Some(challenged.clone()) });
     assert_eq!(bench.recorded(), ["read a"], "a watch may be late");
     bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(challenged))));
     assert_eq!(bench.recorded(), ["confirm a (r7) for 300 ms"]);

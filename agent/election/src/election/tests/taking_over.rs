@@ -256,7 +256,7 @@ fn a_majority_fences_the_leader_that_it_follows_and_waits_for_a_long_promise_onl
     bench.recorded();
     let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
     let long = NodeRecord { content, version: version("r1") };
-    bench.give(Input::RecordChanged { node: node_name("b"), record: long.clone() });
+    bench.give(Input::RecordChanged { node: node_name("b"), record: Some(long.clone()) });
     bench.falls("b", MemberStatus::Down);
     bench.ticks(4);
     assert_eq!((bench.said(), bench.recorded()), (Vec::new(), vec!["read b".to_owned()]));

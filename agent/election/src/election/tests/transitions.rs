@@ -156,7 +156,7 @@ const INPUTS: [Made; 45] = [
     ("watched: no Lease", |_, _| changed(None)),
     ("watched: its record, challenged by b", |_, _| Input::RecordChanged {
         node: node_name("a"),
-        record: record(RecordStanding::Challenged(node_name("b")), "r2"),
+        record: Some(record(RecordStanding::Challenged(node_name("b")), "r2")),
     }),
     ("no majority", |bench, _| {
         bench.peers.majority = false;
@@ -192,7 +192,7 @@ const INPUTS: [Made; 45] = [
 
 fn read_own_record(bench: &mut Bench, standing: RecordStanding) -> Input {
     bench.peers.majority = false;
-    bench.give(Input::RecordChanged { node: node_name("a"), record: record(standing.clone(), "r2") });
+    bench.give(Input::RecordChanged { node: node_name("a"), record: Some(record(standing.clone(), "r2")) });
     recorded("a", bench.now, RecordOutcome::Read(Some(record(standing, "r2"))))
 }
 
