@@ -89,7 +89,8 @@ fn run(arguments: &Arguments, scenario: Scenario) -> bool {
             if seed >= range.end || enough {
                 return;
             }
-            lock(&sum).add(seed, setup(seed).run());
+            let report = setup(seed).run();
+            lock(&sum).add(seed, report);
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
