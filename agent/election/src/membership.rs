@@ -9,7 +9,7 @@
 //! - *Heartbeats* ([`Membership::send_heartbeats`]) are the evidence for the fence: a node that
 //!   answers considers us alive. Nodes that SWIM suspects get heartbeats too, and a node that
 //!   answers is not down. Heartbeats go both ways, and there are more of them than of SWIM's
-//!   probes.
+//!   probes. Where all nodes are asked, one that does not answer a round is suspected, too.
 //! - *Farewells*: a node that leaves says so to all. A heartbeat has the number of members that its
 //!   sender knows. A sender that knows more than the receiver may have missed a farewell, and gets
 //!   the list of departed nodes.
@@ -331,6 +331,7 @@ impl Membership {
         if self.left {
             return;
         }
+        self.suspect_silent(now);
         let known = peers::known(&self.peers).collect();
         let whom = members::sample(&mut self.rng, known, self.settings.sample).into_iter().cloned().collect();
         self.begin_round(whom, now);

@@ -79,11 +79,16 @@ impl Membership {
             let disowned = record.down.or(newer.then_some(peer.generation)).filter(|held| *held >= ask.generation);
             (disowned, peer.status.is_alive() && peer.generation == ask.generation)
         });
-        let (disowned, member) = held.unwrap_or((None, false));
+        let (mut disowned, member) = held.unwrap_or((None, false));
         if disowned.is_none() && !member {
             let identity = MemberId { node: MemberId::key(from), generation: ask.generation };
             let _ = self.swim.learn(identity, foca::State::Alive, true);
             self.process_swim(now);
+            // SWIM heard that it is down while it was no member here, and says nothing of that.
+            let there = self.peers.members.get(from).is_some_and(|peer| peer.status.is_alive());
+            if let Some(record) = self.records.get_mut(from).filter(|_| !there) {
+                (record.down, disowned) = (Some(ask.generation), Some(ask.generation));
+            }
         }
         if let Some(record) = self.records.get_mut(from) {
             record.asked = ask.asked;

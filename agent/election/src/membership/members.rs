@@ -6,7 +6,7 @@ use foca::OwnedNotification as Notification;
 use rand_core::Rng;
 
 use crate::membership::{
-    MemberId, MemberStatus, Membership, Peer, Timer,
+    MemberId, MemberStatus, Membership, MembershipSettings, Peer, Timer,
     items::State,
     peer_record::PeerRecord,
     peers::known,
@@ -38,7 +38,7 @@ impl Membership {
         match timer {
             Timer::Swim(timer) => self.swim_timer(timer, due, now),
             Timer::Again(asked) => self.ask_again(asked, now),
-            Timer::AskSuspect(name) => self.ask_suspect(name, now),
+            Timer::AskSuspect(name) => self.ask_suspect(name, due, now),
             Timer::ConfirmDown(left) => self.confirm_down(left, now),
             Timer::Pull(name) => self.pull_again(&name, now),
             Timer::Join => {
@@ -213,17 +213,43 @@ impl Membership {
         if let Some(peer) = self.peers.members.get_mut(name).filter(|peer| peer.status == MemberStatus::Alive) {
             (peer.status, peer.since) = (MemberStatus::Suspected, now);
             self.output.changed = true;
-            self.ask_suspect(name.clone(), now);
+            self.ask_suspect(name.clone(), now, now);
+        }
+    }
+
+    /// Suspects the members that did not answer the last round of heartbeats. SWIM's probe comes later to
+    /// some: each node probes one member at a time. Only in a cluster whose members are all asked.
+    pub(super) fn suspect_silent(&mut self, now: Duration) {
+        if self.view.known > self.settings.sample {
+            return;
+        }
+        let old = |at: Duration| now >= at + self.settings.suspicion;
+        let is_silent =
+            |peer: &Peer| peer.status == MemberStatus::Alive && old(peer.since) && peer.answered.is_some_and(old);
+        let silent = self.peers.members.iter().filter(|(_, peer)| is_silent(peer));
+        let silent: Vec<_> = silent.map(|(name, peer)| member_id(name, peer)).collect();
+        for member in silent {
+            self.suspect(member, now);
         }
     }
 
     /// Sends a heartbeat to a suspect, again and again until it answers or is down.
-    fn ask_suspect(&mut self, name: NodeName, now: Duration) {
-        if self.peers.members.get(&name).is_some_and(|peer| peer.status == MemberStatus::Suspected) {
-            let ask = self.heartbeat(now);
-            self.send(&name, &Wire::Heartbeat(ask));
-            self.set(now + self.settings.press, Timer::AskSuspect(name));
+    fn ask_suspect(&mut self, name: NodeName, due: Duration, now: Duration) {
+        let suspect = self.peers.members.get_mut(&name).filter(|peer| peer.status == MemberStatus::Suspected);
+        let Some(peer) = suspect else { return };
+        let MembershipSettings { suspicion, probe_period, press, sample, .. } = self.settings;
+        if now.saturating_sub(due) > probe_period {
+            // A node that slept does not know whether it was answered.
+            peer.since = now;
         }
+        let is_silent = peer.answered.is_some_and(|answered| now >= answered + suspicion * 2);
+        if self.view.known <= sample && is_silent && now >= peer.since + suspicion * 2 / 3 {
+            let _ = self.swim.learn(member_id(&name, peer), foca::State::Down, true);
+            return self.process_swim(now);
+        }
+        let ask = self.heartbeat(now);
+        self.send(&name, &Wire::Heartbeat(ask));
+        self.set(now + press, Timer::AskSuspect(name));
     }
 
     /// Returns whether this node is with a majority. A node that is cut off finds the others down
@@ -288,4 +314,8 @@ impl Membership {
             }
         }
     }
+}
+
+fn member_id(name: &NodeName, peer: &Peer) -> MemberId {
+    MemberId { node: MemberId::key(name), generation: peer.generation }
 }

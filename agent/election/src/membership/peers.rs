@@ -47,7 +47,8 @@ pub struct Peer {
 pub enum MemberStatus {
     /// It is alive.
     Alive,
-    /// A probe by this node failed, and the peer has not answered since. It still counts as alive.
+    /// A probe by this node failed, or a round of heartbeats, and the peer has not answered since. It still
+    /// counts as alive.
     Suspected,
     /// It is down: one node found that, and all have heard it.
     Down,

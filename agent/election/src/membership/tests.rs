@@ -7,22 +7,13 @@ mod network;
 mod payloads;
 mod states;
 
-use std::time::Duration;
-
 use self::network::{HEARTBEAT, Network, ms, name};
-use super::{ElectionMessage, MemberStatus, Membership, MembershipEvent, MembershipSettings};
+use super::{ElectionMessage, MemberId, MemberStatus, Membership, MembershipEvent, MembershipSettings};
 use crate::LEASE;
 use vipmux_testing::{
     names::vip,
     pages::{FAILOVER, assert_says},
 };
-
-/// In which a member is probed, suspected and found down by `others`, each of which probes all
-/// others in turn, and a shuffle may put it first in one turn and last in the next.
-fn detection(others: u32) -> Duration {
-    let settings = MembershipSettings::default();
-    settings.probe_period * 2 * (others + 1) + settings.suspicion + settings.alarm
-}
 
 fn together(nodes: usize, seed: u64) -> Network {
     let mut network = Network::new(nodes, seed);
@@ -60,10 +51,9 @@ fn a_silent_node_is_down_in_time_on_all() {
             network.kill(0);
             let down = |network: &Network| (1..nodes).all(|node| network.status(node, 0) == Some(MemberStatus::Down));
             let took = network.until(ms(5000), down).expect("it is never down");
-            let least = network.settings.suspicion;
-            let most = detection(u32::try_from(nodes).unwrap() - 1);
-            // docs/failover.md says 0.6 s.
-            let most = most.min(ms(600));
+            let MembershipSettings { suspicion, press, alarm, .. } = network.settings;
+            // Heartbeats find it where SWIM's probes come later.
+            let (least, most) = (suspicion, suspicion * 2 + press + alarm);
             assert!(took > least && took <= most, "{nodes} nodes: {took:?}, not from {least:?} to {most:?}");
             assert!(network.whole());
         }
@@ -242,6 +232,26 @@ fn who_slept_over_a_suspicion_asks_again_before_it_declares_anybody_down() {
         assert!(network.whole());
         assert!((1..3).all(|node| network.count(node, &MembershipEvent::Disowned) == 0), "seed {seed}");
     }
+}
+
+/// It was cut off, forgot who is down, and then heard from others that a node is, which it did not know.
+#[test]
+fn who_holds_a_node_for_down_that_it_hears_tells_it() {
+    let mut network = together(3, 2);
+    network.cut = Box::new(|from, to| (from == 0) != (to == 0));
+    let down = |network: &Network| (1..3).all(|node| network.status(0, node) == Some(MemberStatus::Down));
+    assert!(network.until(ms(1000), down).is_some());
+    network.act(0, |membership, now| {
+        membership.forget_downs(&name(1), now);
+        let member = MemberId { node: MemberId::key(&name(2)), generation: 1 };
+        membership.swim.learn(member, foca::State::Down, false).unwrap();
+        membership.process_swim(now);
+    });
+    // It is no majority with the other one alone.
+    network.cut = Box::new(|from, to| from == 1 || to == 1);
+    let found = |network: &Network| network.status(0, 2) == Some(MemberStatus::Alive);
+    assert!(network.until(ms(500), found).is_some());
+    assert_eq!(network.peer(0, 2).generation, 2);
 }
 
 #[test]

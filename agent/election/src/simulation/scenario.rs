@@ -199,14 +199,15 @@ impl Script<'_> {
                 self.add(BEGIN, Fault::Mark);
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
-            Scenario::Crash => STRICT,
-            // A node can be stopped, or lose its link, after its Lease is written, and before it
+            // A node can crash, be stopped, or lose its link, after its Lease is written, and before it
             // answers. Others wait a second for that, and then ask the LAN.
-            Scenario::Pause | Scenario::Link => Promise { answer: Duration::from_millis(1_250), ..STRICT },
+            Scenario::Crash | Scenario::Pause | Scenario::Link => {
+                Promise { answer: Duration::from_millis(1_250), ..STRICT }
+            }
             // docs/failover.md says so.
             Scenario::Single => {
-                let answer = Duration::from_millis(600);
-                Promise { answer, without_store: answer, interval: Duration::from_millis(10), ..STRICT }
+                let (answer, without_store) = (Duration::from_millis(400), Duration::from_millis(500));
+                Promise { answer, without_store, interval: Duration::from_millis(10), ..STRICT }
             }
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
             Scenario::Freeze => Promise { overlap: LEFT, answer: Duration::from_secs(3), ..STRICT },

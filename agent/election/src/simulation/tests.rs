@@ -56,7 +56,7 @@ fn never_do_two_answer_after_crashes_restarts_and_power_failures() {
 }
 
 #[test]
-fn a_vip_of_a_node_that_is_gone_is_answered_for_within_600_milliseconds_where_a_majority_lives() {
+fn a_vip_of_a_node_that_is_gone_is_answered_for_within_400_milliseconds_where_a_majority_lives() {
     all_is_well(Scenario::Single, 0..seeds());
 }
 
