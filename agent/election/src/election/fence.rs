@@ -105,11 +105,11 @@ impl Fence {
 
     /// Moves the deadline back to what the evidence of the peers allows. The promise of the record no
     /// longer counts, since a majority does not wait for it.
-    pub(super) fn retract(&mut self, peers: Duration) -> Option<Duration> {
-        let deadline = peers + self.lease;
+    pub(super) fn retract(&mut self, peers: Duration, now: Duration) -> Option<Duration> {
         self.confirmed = None;
-        self.deadline = Some(self.deadline.filter(|before| *before > deadline).map(|_| deadline)?);
-        self.deadline
+        let deadline = peers + self.lease;
+        let is_later = |before: Duration| now < before && deadline < before;
+        self.deadline.is_some_and(is_later).then(|| *self.deadline.insert(deadline))
     }
 
     /// Returns when a confirmation of this node's record is due, if there is no other evidence.

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::{
+    HEARTBEAT,
     io::{AddressOwner, Command, LeaseOutcome},
     role::{Lost, Role},
     takeover::TURN,
@@ -17,7 +18,7 @@ use crate::{
 };
 use vipmux_model::{NodeName, Vip};
 
-/// The pause after another node was quicker.
+/// The pause after another node was quicker, and between looks at what the peers answered.
 const QUICKLY: Duration = Duration::from_millis(20);
 /// The pause after which an unavailable store is tried again by a node that waits for its answer,
 const SOON: Duration = Duration::from_millis(200);
@@ -93,12 +94,20 @@ impl VipState {
             _ => {
                 // Who announced a VIP that this node yielded may have the Lease.
                 if self.role == Role::Suspended && cx.open && self.is_clear(peers, cx.vip) {
+                    // A node that is cut off again knows nothing of a leader that comes back.
+                    if peers.evidence < cx.now.checked_sub(HEARTBEAT / 2) {
+                        return cx.schedule.wake_at(cx.now + QUICKLY);
+                    }
                     self.lead(cx);
                     self.doubted = true;
                 }
                 return;
             }
         };
+        // The same holds for a node that was cut off since it asked the store.
+        if peers.evidence < Some(self.operating_since) {
+            return cx.schedule.wake_at(cx.now + QUICKLY);
+        }
         // By the next turn, another node may be about to take it, too.
         let turn =
             |at: Duration| self.takeable_since.map(|since| at.saturating_sub(since).as_millis() / TURN.as_millis());

@@ -253,7 +253,7 @@ impl Election {
         }
         let retracts = self.retracts(peers);
         if let Some(evidence) = peers.evidence.filter(|_| retracts)
-            && let Some(deadline) = self.fence.retract(evidence)
+            && let Some(deadline) = self.fence.retract(evidence, now)
         {
             self.commands.push(Command::Extend(deadline));
         }

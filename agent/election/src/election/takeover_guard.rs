@@ -117,10 +117,10 @@ impl TakeoverGuard<'_> {
         is_new && self.fencings.is_reading(leader, now)
     }
 
-    /// Returns whether a leader's promise may have changed while this node was cut off, not long ago.
+    /// Returns whether another leader's promise may have changed while this node was cut off, not long ago.
     /// Watches show within seconds what was written meanwhile.
     pub(super) fn is_unsure(&self, leader: &NodeName, now: Duration) -> bool {
-        now < self.back + SETTLE && self.fencings.is_unsure(leader)
+        leader != self.local && now < self.back + SETTLE && self.fencings.is_unsure(leader)
     }
 
     /// Returns whether a node must be fenced before its VIPs are taken: this node has no majority, or the
@@ -134,8 +134,17 @@ impl TakeoverGuard<'_> {
         if self.mutated.is(Mutation::WaitsForNoSilence) {
             return Duration::ZERO;
         }
+        let silent = self.silent_without_record(peer, peers);
+        if self.is_unsure(node, now) {
+            // Its record may have been its evidence until now, whoever did not answer it.
+            return silent.max(past(LONG_PROMISE, self.back));
+        }
+        silent
+    }
+
+    /// Returns when the kernel of such a peer stops answering if its evidence is that of its peers.
+    fn silent_without_record(&self, peer: &Peer, peers: &Peers) -> Duration {
         let lease = self.lease_of(peer);
-        let lease = if self.is_unsure(node, now) { lease.max(LONG_PROMISE) } else { lease };
         if peer.status == MemberStatus::Left {
             // It answers until its deadline for VIPs that it could not transfer. It sent no
             // heartbeat since it left.

@@ -292,12 +292,15 @@ fn a_majority_reads_the_record_of_a_leader_that_is_down_before_it_takes_anything
 /// It may have missed that a leader promised more.
 #[test]
 fn a_node_that_was_cut_off_waits_for_the_longest_promise_if_the_store_does_not_answer() {
-    for (answers, expected) in [(true, 4), (false, 21)] {
+    for (answers, is_silent_for_long, expected) in
+        [(true, false, 4), (false, false, 21), (true, true, 1), (false, true, 21)]
+    {
         let mut bench = Bench::following();
         bench.later(LEASE * 2).give(Input::Tick { carrier: true });
         bench.want(&["a"]);
         bench.ticks(1);
-        bench.peer("b").heard = Some(bench.now);
+        // What the others saw says nothing of a promise.
+        bench.peer("b").heard = Some(if is_silent_for_long { T } else { bench.now });
         bench.said();
         bench.falls("b", MemberStatus::Down);
         bench.ticks(1);
@@ -309,7 +312,7 @@ fn a_node_that_was_cut_off_waits_for_the_longest_promise_if_the_store_does_not_a
             waited += 1;
             assert!(waited < 40, "it never acted");
         }
-        assert_eq!(waited, expected, "the store answers: {answers}");
+        assert_eq!(waited, expected, "the store answers: {answers}, long: {is_silent_for_long}");
     }
 }
 
@@ -382,6 +385,20 @@ fn without_the_store_a_majority_that_saw_the_holder_go_is_enough() {
         let expected: &[&str] = if leads { &["read", "claim 5", "lead 5: b was down"] } else { &[] };
         assert_eq!(bench.said(), expected);
     }
+}
+
+/// It may have been cut off since, and the leader may have come back.
+#[test]
+fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer() {
+    let mut bench = Bench::following();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(3).later(ms(30)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+    bench.later(ms(100)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.peers.evidence = Some(bench.now);
+    bench.later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
 #[test]
