@@ -99,7 +99,7 @@ enum OwnOperation {
 pub(super) struct Fencings {
     /// The nodes whose VIPs this one is about to take.
     nodes: BTreeMap<NodeName, Fencing>,
-    /// When the records of other nodes were asked for that were read last.
+    /// When the records of other nodes were asked for that were read or swapped last.
     read: BTreeMap<NodeName, Duration>,
     /// The last time at which this node was cut off: promises may have changed meanwhile.
     cut_off: Option<Duration>,
@@ -287,7 +287,8 @@ impl Election {
         now: Duration,
     ) {
         if *node != self.local {
-            if matches!(outcome, RecordOutcome::Read(_)) {
+            // Who could swap a record knew it.
+            if matches!(outcome, RecordOutcome::Read(_) | RecordOutcome::Swapped(_)) {
                 self.fencings.read.insert(node.clone(), asked);
             }
             return self.fencing_progressed(node, outcome, peers, now);

@@ -316,6 +316,25 @@ fn a_node_that_was_cut_off_waits_for_the_longest_promise_if_the_store_does_not_a
     }
 }
 
+/// It wrote the record since, so nobody else can have written a longer promise.
+#[test]
+fn a_node_that_was_cut_off_does_not_wait_for_the_longest_promise_of_one_that_it_fenced() {
+    let mut bench = Bench::following();
+    bench.peer("b").heard = Some(T);
+    bench.falls("b", MemberStatus::Down);
+    bench.peers.members.remove(&node_name("c"));
+    bench.peers.majority = false;
+    bench.ticks(1).record("b", RecordOutcome::Read(None)).record("b", RecordOutcome::Swapped(version("r1")));
+    bench.recorded();
+    bench.later(LEASE * 2).give(Input::Tick { carrier: true });
+    bench.want(&["a"]);
+    bench.ticks(1);
+    assert_eq!(bench.recorded(), ["fence b (r1)", "confirm a (r0) for 2000 ms"]);
+    bench.said();
+    bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(1);
+    assert_eq!(bench.said(), ["read"]);
+}
+
 #[test]
 fn a_holder_that_acted_after_it_was_declared_down_is_looked_for_on_the_lan() {
     let mut bench = Bench::following();
