@@ -12,7 +12,10 @@ use kube::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may be silent. The API server sends bookmarks of most kinds once a minute.
 /// So this detects a watch whose other end is gone, and the watch continues on another connection.
-const MAX_SILENCE: Duration = Duration::from_secs(90);
+///
+/// hyper's client keeps an unused connection for 90 s. It must not be silent for too long when it is used
+/// again.
+const MAX_SILENCE: Duration = Duration::from_secs(100);
 
 /// The settings for access to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ use vipmux_tests::{
     wait,
 };
 
-/// The agents' own limit for a silent connection is 90 s.
+/// The agents' own limit for a silent connection is 100 s.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Longer than that, and less than twice as long.
 const QUIET: Duration = Duration::from_mins(2);
