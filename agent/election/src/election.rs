@@ -123,6 +123,8 @@ pub struct Election {
     local: NodeName,
     settings: ElectionSettings,
     started: Duration,
+    /// The VIPs that the kernel answered for then.
+    left: BTreeSet<Vip>,
     wanted: Arc<BTreeMap<Vip, Candidates>>,
     availability: AbilityToLead,
     states: BTreeMap<Vip, VipState>,
@@ -176,6 +178,7 @@ impl Election {
             local,
             settings,
             started: now,
+            left: BTreeSet::new(),
             wanted: Arc::default(),
             availability: AbilityToLead::default(),
             states: BTreeMap::new(),
@@ -193,6 +196,13 @@ impl Election {
             commands: Vec::new(),
             mutated,
         }
+    }
+
+    /// Notes the VIPs that the kernel answers for since an earlier agent left it, before the first input.
+    /// If their Leases say the same, this node answers on at once. Otherwise it asks the LAN first.
+    #[must_use]
+    pub fn answering_for(self, left: BTreeSet<Vip>) -> Self {
+        Self { left, ..self }
     }
 
     /// Builds a fault in, before the first input.
@@ -314,6 +324,7 @@ impl Election {
         let guard = TakeoverGuard {
             local: &self.local,
             started: self.started,
+            left: &self.left,
             back: self.fence.back(),
             lease: self.settings.lease,
             fencings: &self.fencings,

@@ -124,6 +124,12 @@ impl Kernel {
         Ok(Self { maps, programs, mirror, leadership, speaker_counts, new_speakers, last_heartbeat, pinned, pins })
     }
 
+    /// Returns the VIPs that the kernel answers for.
+    pub(super) fn answered(&self) -> Result<BTreeSet<Vip>, MapsError> {
+        let led = self.maps.read_vips()?.into_iter().filter(|(_, vip)| vip.flags & VIP_LEADING != 0);
+        Ok(led.map(|(address, _)| Vip::new(address.into())).collect())
+    }
+
     /// Writes an entry of `INTERFACES`; all zero: the interface is not ours any more.
     pub(super) fn write_interface(&mut self, ifindex: u32, value: abi::Interface) -> Result<(), MapsError> {
         self.mirror.write_interface(&mut self.maps, ifindex, value)

@@ -1,7 +1,7 @@
 //! Starts the agent: opens everything that it needs, then runs the event loop.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     net::IpAddr,
     num::NonZeroU32,
@@ -67,7 +67,7 @@ use vipmux_election as election;
 use vipmux_election::{Election, membership::sealing::SealingKeys};
 use vipmux_model as model;
 use vipmux_model::{
-    NodeName,
+    NodeName, Vip,
     desired::Unreachable,
     prefix::Prefix,
     range::{SUBNET_ANYCAST, subnet_anycast},
@@ -166,7 +166,8 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let keys = gossip_keys::follow(&options, found_keys)?;
     let watched = store::follow(&leases);
     let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone());
-    let (elector, reports) = start_elector(&options, leases, keys.clone(), made_key)?;
+    let left = kernel.answered()?;
+    let (elector, reports) = start_elector(&options, left, leases, keys.clone(), made_key)?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
     let (meters, liveness) = (Meters::default(), Arc::<Liveness>::default());
@@ -279,14 +280,17 @@ fn open_kernel(options: &RuntimeOptions) -> Result<Kernel, KernelError> {
 }
 
 /// Starts the election, and the gossip with the other agents.
+///
+/// `left`: the VIPs that the kernel answers for.
 fn start_elector(
     options: &RuntimeOptions,
+    left: BTreeSet<Vip>,
     leases: ConfiguredStore,
     keys: watch::Receiver<SealingKeys>,
     made_key: Option<PathBuf>,
 ) -> Result<(Elector, mpsc::Receiver<StoreReport>), AgentError> {
     let now = boottime()?;
-    let election = Election::new(options.node.clone(), options.election, now);
+    let election = Election::new(options.node.clone(), options.election, now).answering_for(left);
     let gossip = gossip::GossipSettings { local: options.node.clone(), port: options.gossip_port, keys };
     Elector::start(election, options.election.lease, gossip, leases, seed()?, made_key)
 }

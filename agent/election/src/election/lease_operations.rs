@@ -208,7 +208,7 @@ impl VipState {
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
             _ if is_claimed(cx.vip, peers) => {}
             Takeover::Later(_) | Takeover::Unfenced(_) => self.takeable_since = None,
-            Takeover::Granted { why: Why::Resumed, .. } if lease.is_some() => {
+            Takeover::Granted { why: Why::Resumed, witnessed: true } if lease.is_some() => {
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why: Why::Resumed }, cx);
             }
             Takeover::Granted { why, witnessed: true } => {

@@ -4,7 +4,7 @@
 //! Without a witness of that leader's end, the LAN is asked first. Without a majority, the leader's node
 //! must be fenced before that ([`node_records`](super::node_records)).
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     node_records::{Fencings, LONG_PROMISE},
@@ -55,6 +55,8 @@ impl Takeover {
 pub(super) struct TakeoverGuard<'a> {
     pub(super) local: &'a NodeName,
     pub(super) started: Duration,
+    /// The VIPs that this node's kernel answered for when the agent started.
+    pub(super) left: &'a BTreeSet<Vip>,
     /// The time since when this node has evidence without a gap.
     pub(super) back: Duration,
     /// The time that this node's kernel answers after the last evidence.
@@ -69,7 +71,9 @@ impl TakeoverGuard<'_> {
     pub(super) fn decide(&self, vip: Vip, state: &VipState, peers: &Peers, now: Duration) -> Takeover {
         let Some(known) = &state.known else { return Takeover::Granted { why: Why::First, witnessed: true } };
         if known.node == *self.local {
-            return Takeover::Granted { why: Why::Resumed, witnessed: true };
+            // It may have handed the VIP to a node that did not write the Lease, and forgotten that.
+            let witnessed = self.left.contains(&vip) || now >= past(LONG_PROMISE, self.started);
+            return Takeover::Granted { why: Why::Resumed, witnessed };
         }
         let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);
         let Some(peer) = peers.members.get(&known.node) else {
