@@ -210,52 +210,82 @@ fn a_vip_that_nobody_may_announce_any_more_is_given_up() {
 }
 
 #[test]
-fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour() {
-    let mut bench = Bench::leading();
-    bench.give(Input::Wanted(Arc::default()));
-    assert_eq!(bench.said(), ["follow: no Service has it any more", "withdraw"]);
-    bench.later(LEFTOVER.saturating_sub(ms(200)));
-    bench.election.fence.deadline = None;
-    bench.tick();
-    assert_eq!(bench.said(), [""; 0]);
-    bench.ticks(3);
-    assert_eq!(bench.said(), ["delete v1"]);
+fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour_by_the_first_living_node() {
+    for (first, expected) in
+        [(None, &["delete v1"][..]), (Some(MemberStatus::Alive), &[]), (Some(MemberStatus::Down), &["delete v1"])]
+    {
+        let mut bench = Bench::leading();
+        if let Some(status) = first {
+            bench.peers.members.insert(node_name("0"), peer(status, T));
+        }
+        bench.give(Input::Wanted(Arc::default()));
+        assert_eq!(bench.said(), ["follow: no Service has it any more", "withdraw"]);
+        bench.later(LEFTOVER.saturating_sub(ms(200)));
+        bench.election.fence.deadline = None;
+        bench.tick();
+        assert_eq!(bench.said(), [""; 0]);
+        bench.ticks(3);
+        assert_eq!(bench.said(), expected, "{first:?}");
+    }
 }
 
-#[test]
-fn a_vip_beyond_the_bound_moves_for_balance_one_a_second() {
-    let mut bench = Bench::ready();
-    let mine: Candidates =
-        [Candidate { node: node_name("a"), weight: 1, excluded: false, cordoned: false }].into_iter().collect();
-    let want = |candidates: &Candidates| {
-        Input::Wanted(Arc::new((1..=8).map(|last| (vip4(last), candidates.clone())).collect()))
+/// Returns a node that leads so many VIPs, which another one may lead, too.
+fn leading_too_many(count: u8) -> Bench {
+    let want = |names: &[&str]| {
+        let candidate = |name: &&str| Candidate { node: node_name(name), weight: 1, excluded: false, cordoned: false };
+        let candidates: Candidates = names.iter().map(candidate).collect();
+        Input::Wanted(Arc::new((1..=count).map(|last| (vip4(last), candidates.clone())).collect()))
     };
-    bench.later(ms(10)).give(want(&mine));
-    for last in 1..=8 {
+    let mut bench = Bench::ready();
+    bench.later(ms(10)).give(want(&["a"]));
+    for last in 1..=count {
         bench.give(Input::Stored { vip: vip4(last), outcome: LeaseOutcome::Read(None) });
         bench.give(Input::Stored { vip: vip4(last), outcome: LeaseOutcome::Swapped(version("v")) });
         bench.later(ms(10)).tick();
     }
-    assert_eq!(bench.election.leading().count(), 8);
+    assert_eq!(bench.election.leading().count(), usize::from(count));
     bench.said();
-    let both: Candidates = ["a", "b"]
-        .map(|name| Candidate { node: node_name(name), weight: 1, excluded: false, cordoned: false })
-        .into_iter()
-        .collect();
-    bench.give(want(&both));
+    bench.give(want(&["a", "b"]));
+    bench
+}
+
+/// Returns the VIPs that the other node was told to take, with the times. It takes or declines them.
+fn moves(bench: &mut Bench, ticks: u32, takes: bool) -> Vec<(Duration, Vip)> {
     let mut moved = Vec::new();
-    for _ in 0..100 {
+    for _ in 0..ticks {
         bench.ticks(1);
         for command in std::mem::take(&mut bench.commands) {
-            if let Command::Send { message: ElectionMessage::Take { vip, epoch }, .. } = command {
-                moved.push((bench.now, vip));
+            let Command::Send { message: ElectionMessage::Take { vip, epoch }, .. } = command else { continue };
+            moved.push((bench.now, vip));
+            if takes {
                 bench.peer("b").state.claims.insert(vip, claimed(epoch));
                 bench.give(told("b", ElectionMessage::Taken { vip, epoch }));
+            } else {
+                bench.give(told("b", ElectionMessage::Declined { vip, epoch }));
+                bench.give(Input::Stored { vip, outcome: LeaseOutcome::Read(Some(lease("a", 1, "v"))) });
             }
         }
     }
+    moved
+}
+
+#[test]
+fn a_vip_beyond_the_bound_moves_for_balance_one_a_second() {
+    let moved = moves(&mut leading_too_many(8), 100, true);
     assert_eq!(moved.len(), 3, "half, and one more, may stay: {moved:?}");
     assert!(moved.windows(2).all(|pair| pair[1].0 >= pair[0].0 + ms(1000)), "{moved:?}");
+}
+
+#[test]
+fn many_vips_beyond_the_bound_move_several_at_once_until_one_is_declined() {
+    let mut bench = leading_too_many(200);
+    let moved = moves(&mut bench, 20, true);
+    assert!(moved.len() > 4, "{moved:?}");
+    let declined = moves(&mut bench, 40, false);
+    let at_once = declined.iter().take_while(|(at, _)| *at == declined[0].0).count();
+    let later = &declined[at_once..];
+    assert!(at_once > 1 && later.len() > 1, "{declined:?}");
+    assert!(later.windows(2).all(|pair| pair[1].0 >= pair[0].0 + ms(1000)), "{declined:?}");
 }
 
 #[test]
