@@ -1,6 +1,6 @@
 //! Tests failovers and outages of the API server, which has the agents' Leases.
 
-use std::{thread, time::Duration};
+use std::{collections::BTreeMap, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -42,7 +42,23 @@ fn an_api_server_that_is_away_for_a_minute_changes_nothing() -> Result<()> {
     failover.setup.restore_store()?;
     failover.go_on()?;
     failover.check_sessions()?;
+    for agent in &failover.setup.cluster.agents {
+        check_complaints(&agent.process().output())?;
+    }
     failover.undisturbed()?.check_nothing_lost()
+}
+
+/// Each failure of a watch is logged, and at most once a minute.
+fn check_complaints(output: &str) -> Result<()> {
+    let mut complaints = BTreeMap::<_, usize>::new();
+    for line in output.lines() {
+        if let Some((_, fields)) = line.split_once("cannot watch the API server") {
+            *complaints.entry(fields).or_default() += 1;
+        }
+    }
+    ensure!(!complaints.is_empty(), "no agent says that the API server is away: {output}");
+    ensure!(complaints.values().all(|count| *count <= 2), "{complaints:#?}");
+    Ok(())
 }
 
 #[test]
