@@ -1,7 +1,12 @@
 //! Tests the allocator with a real API server: what it writes, what it leaves alone, and that only
 //! one works.
 
-use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -23,6 +28,8 @@ metadata: { name: lan }
 spec: { addresses: [192.0.2.200-192.0.2.203] }
 ";
 const KEY: (&str, &str) = ("vipmux.io/sharing-key", "web");
+/// Twice the duration of the Lease.
+const OUTAGE: Duration = Duration::from_secs(30);
 /// Longer than anything that changes late: leaders, pools, Events.
 const QUIET: Duration = Duration::from_secs(12);
 
@@ -196,13 +203,13 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
         || -> Result<Vec<Value>> { names.iter().map(|name| Ok(get(&api, name)?["status"].clone())).collect() };
     wait::until("nothing left to write", PATIENCE, || {
         let since = api.mark()?;
-        std::thread::sleep(QUIET);
+        thread::sleep(QUIET);
         let written = writes(&api, since)?;
         ensure!(written.is_empty(), "{written:?}");
         Ok(())
     })?;
     let (after, before) = (api.mark()?, statuses()?);
-    std::thread::sleep(QUIET);
+    thread::sleep(QUIET);
     assert_eq!(writes(&api, after)?, Vec::<String>::new());
     first.stop()?;
     let (holder, output) = (Allocator::holder(&api)?, first.process().output());
@@ -213,7 +220,7 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
         ensure!(Allocator::holder(&api)? == "b");
         Ok(())
     })?;
-    std::thread::sleep(QUIET);
+    thread::sleep(QUIET);
     assert_eq!(writes(&api, after)?, Vec::<String>::new(), "no status, no Event, no Secret");
     assert_eq!(statuses()?, before);
     Ok(())
@@ -272,7 +279,7 @@ fn another_controller_is_reported_and_not_overwritten_unless_configured() -> Res
         Ok(())
     })?;
     let after = api.mark()?;
-    std::thread::sleep(QUIET);
+    thread::sleep(QUIET);
     let tried: Vec<_> = writes(&api, after)?.into_iter().filter(|line| line.contains("services/status")).collect();
     assert!(tried.is_empty(), "it is not tried again and again: {tried:?}");
     // Both wrote these addresses. What vipmux gives later is not contested, also if it gives nothing.
@@ -404,6 +411,31 @@ fn an_allocator_that_was_stopped_for_long_does_no_harm_when_it_goes_on() -> Resu
     Ok(())
 }
 
+/// The time without an API server is longer than the Lease, so either may take it.
+#[test]
+fn after_an_outage_of_the_api_server_an_allocator_goes_on() -> Result<()> {
+    let Some((mut api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let first = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    api.apply_all(&[service("one", 80, &[])])?;
+    await_addresses(&api, "one")?;
+    let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
+    second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("leader changed"))?;
+    api.stop()?;
+    thread::sleep(OUTAGE);
+    api.start()?;
+    api.apply_all(&[service("two", 80, &[])])?;
+    let begin = Instant::now();
+    await_addresses(&api, "two")?;
+    println!("an address after {:.1?}", begin.elapsed());
+    let holder = Allocator::holder(&api)?;
+    ensure!(["a", "b"].contains(&holder.as_str()), "{holder}");
+    for allocator in [&first, &second] {
+        let complaints = allocator.process().output().matches("the allocator's lease can be read").count();
+        ensure!(complaints == 1, "{}", allocator.process().output());
+    }
+    Ok(())
+}
+
 /// An allocator of an older version has its Lease in vipmux's own namespace.
 #[test]
 fn an_allocator_waits_for_the_lease_of_an_older_version() -> Result<()> {
@@ -491,7 +523,7 @@ fn a_thousand_services_get_addresses_in_one_write_each() -> Result<()> {
     let allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
     let reported = wait::until("a word on each", LONG, || {
         // Listing all Services takes API server time, which the allocator needs.
-        std::thread::sleep(QUIET);
+        thread::sleep(QUIET);
         let listed = api.kubectl(&["get", "services", "-n", "shop", "-o", "json"])?;
         let listed: Value = serde_json::from_str(&listed)?;
         let items = listed["items"].as_array().context("no items")?.clone();

@@ -12,6 +12,7 @@
 
 mod discovery;
 mod kind_watch;
+mod outage;
 mod prune;
 mod table;
 
@@ -24,7 +25,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use self::{discovery::Discovery, kind_watch::KindWatch, table::ObjectTable};
+use self::{discovery::Discovery, kind_watch::KindWatch, outage::Outage, table::ObjectTable};
 use crate::rollback;
 use vipmux_model::objects::{Objects, object::Kind};
 
@@ -106,13 +107,15 @@ pub fn follow_within(client: &Client, consumer: Consumer, interval: Duration) ->
     let rollbacks = rollback::follow(Api::<Node>::all(client.clone()), interval);
     let (events, incoming) = mpsc::channel(UPDATE_CAPACITY);
     let (objects, listing) = watch::channel(None);
-    let discovery = Discovery::new(client.clone());
+    let (discovery, outage) = (Discovery::new(client.clone()), Outage::new());
     let mut tasks = JoinSet::new();
     for kind in Kind::ALL {
         // Each lives as long as the guard, which aborts it. A watch that is cut off holds nothing
         // that needs care.
         let (client, discovery, events) = (client.clone(), discovery.clone(), events.clone());
-        tasks.spawn(KindWatch::new(client, discovery, kind, consumer, events, rollbacks.clone()).run());
+        tasks.spawn(
+            KindWatch::new(client, discovery, kind, consumer, events, rollbacks.clone(), Arc::clone(&outage)).run(),
+        );
     }
     tasks.spawn(collect(incoming, objects));
     (UnlistedObjects(listing), KubernetesGuard { refreshed: watch::Sender::new(0), _tasks: tasks })

@@ -7,6 +7,10 @@ use std::{
     error::Error,
     io,
     iter::successors,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -23,7 +27,12 @@ use self::{
     backoff::{delay, with_backoff},
     duplicate_names::DuplicateNames,
 };
-use super::{Consumer, discovery::Discovery, prune::prune};
+use super::{
+    Consumer,
+    discovery::Discovery,
+    outage::{Outage, Retries},
+    prune::prune,
+};
 use crate::rollback::{self, Rollbacks};
 use vipmux_model::objects::{
     Problem,
@@ -73,6 +82,9 @@ pub(super) struct KindWatch {
     duplicate_names: Option<DuplicateNames>,
     /// Failures since the last success.
     failures: u32,
+    /// A request has succeeded since the last failure.
+    succeeded: Arc<AtomicBool>,
+    retries: Retries,
     /// The failure that was logged last, and when.
     logged: Option<(String, Instant)>,
     /// The last log line says that the watch fails, or that the kind does not exist.
@@ -90,8 +102,20 @@ impl KindWatch {
         consumer: Consumer,
         events: mpsc::Sender<WatchUpdate>,
         rollbacks: Rollbacks,
+        outage: Arc<Outage>,
     ) -> Self {
-        let client = with_backoff(client);
+        let (retries, succeeded) = (Retries::new(Arc::clone(&outage)), Arc::<AtomicBool>::default());
+        let client = with_backoff(client, {
+            let succeeded = Arc::clone(&succeeded);
+            move |status| {
+                if status.is_success() {
+                    succeeded.store(true, Ordering::Relaxed);
+                }
+                if !status.is_server_error() {
+                    outage.answered();
+                }
+            }
+        });
         let duplicate_names = kind.is_named_across_namespaces().then(DuplicateNames::default);
         Self {
             client,
@@ -103,6 +127,8 @@ impl KindWatch {
             streaming: true,
             duplicate_names,
             failures: 0,
+            succeeded,
+            retries,
             logged: None,
             failing: false,
         }
@@ -148,14 +174,30 @@ impl KindWatch {
                     } else {
                         self.log_failure(&error);
                     }
-                    sleep(delay(self.failures)).await;
-                    self.failures += 1;
+                    self.wait(status(&error)).await;
                     true
                 }
             };
             if !alive {
                 return;
             }
+        }
+    }
+
+    /// Waits after a failure with this status of the response, if there was one.
+    async fn wait(&mut self, status: Option<u16>) {
+        let answers = status.is_some_and(|status| status < 500);
+        if self.succeeded.swap(false, Ordering::Relaxed) || answers && self.retries.are_unanswered() {
+            // An API server that has just started refuses what it allows soon after.
+            self.failures = 0;
+            self.retries.end();
+        }
+        let delay = delay(self.failures);
+        self.failures = self.failures.saturating_add(1);
+        if answers {
+            sleep(delay).await;
+        } else if self.retries.wait(delay).await {
+            self.failures = 0;
         }
     }
 
@@ -173,7 +215,6 @@ impl KindWatch {
     async fn handle(&mut self, event: watcher::Event<DynamicObject>) -> bool {
         // The start of a list is no success: it may break off each time.
         if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
-            self.failures = 0;
             if std::mem::take(&mut self.failing) {
                 tracing::info!(kind = self.kind.name(), "watching the API server again");
             }

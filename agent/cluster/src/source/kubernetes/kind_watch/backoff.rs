@@ -5,10 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::{Request, Uri};
+use http::{Request, StatusCode, Uri};
 use kube::{Client, client::Body};
 use tokio::time::sleep;
 use tower::service_fn;
+
+use super::super::outage::with_jitter;
 
 /// The shortest delay between attempts and the longest. It doubles with each failure. Up to as much
 /// again is added at random, so that a thousand agents do not retry together.
@@ -20,28 +22,27 @@ const HEALTHY_WATCH: Duration = Duration::from_secs(2);
 
 /// Returns how long to wait after this many failures.
 pub(super) fn delay(failures: u32) -> Duration {
-    let delay = (MIN_DELAY * 2_u32.saturating_pow(failures.min(16))).min(MAX_DELAY);
-    let mut jitter = [0; 1];
-    // Without randomness all agents retry together, which the API server can bear.
-    let _ = getrandom::fill(&mut jitter);
-    delay + delay * u32::from(jitter[0]) / 256
+    with_jitter((MIN_DELAY * 2_u32.saturating_pow(failures.min(16))).min(MAX_DELAY))
 }
 
-/// Returns a client that delays a watch if the one before did not last long.
+/// Returns a client that delays a watch if the one before did not last long, and that reports the status
+/// of each response.
 ///
 /// A watch that ends is no error, and kube's watcher requests the next one at once. Without the
 /// delay, a watch that ends at once would be requested all the time.
-pub(super) fn with_backoff(client: Client) -> Client {
+pub(super) fn with_backoff(client: Client, answered: impl Fn(StatusCode) + Clone + Send + 'static) -> Client {
     let backoff = Arc::new(Mutex::new(WatchBackoff::default()));
     let namespace = client.default_namespace().to_owned();
     let send = move |request: Request<Body>| {
-        let (client, backoff) = (client.clone(), Arc::clone(&backoff));
+        let (client, backoff, answered) = (client.clone(), Arc::clone(&backoff), answered.clone());
         async move {
             if is_watch(request.uri()) {
                 let wait = backoff.lock().unwrap_or_else(PoisonError::into_inner).wait(Instant::now());
                 sleep(wait).await;
             }
-            client.send(request).await
+            let response = client.send(request).await?;
+            answered(response.status());
+            Ok::<_, kube::Error>(response)
         }
     };
     Client::new(service_fn(send), namespace)

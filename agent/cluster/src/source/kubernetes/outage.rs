@@ -1,0 +1,147 @@
+//! Finds the end of an outage of the API server, for all watches of a process together.
+//!
+//! While the API server does not answer, one of the watches tries it every second or two: the *prober*.
+//! The others wait longer and longer, and follow as soon as anything is answered. So a process asks
+//! as seldom as with watches that are on their own, and goes on within three seconds.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    select,
+    sync::{Mutex, OwnedMutexGuard, watch},
+    time::sleep,
+};
+
+/// The prober tries this often, up to twice as long.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// The others follow within this time, up to twice as long: an API server that comes back is busy.
+const FOLLOWING: Duration = Duration::from_millis(250);
+
+/// What the watches know together.
+#[derive(Debug)]
+pub(super) struct Outage {
+    /// A watch failed without an answer, and nothing was answered since.
+    lost: AtomicBool,
+    /// The number of outages that ended.
+    ended: watch::Sender<u64>,
+    prober: Arc<Mutex<()>>,
+}
+
+impl Outage {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { lost: AtomicBool::new(false), ended: watch::Sender::new(0), prober: Arc::default() })
+    }
+
+    /// Notes that the API server answered something.
+    pub(super) fn answered(&self) {
+        if self.lost.swap(false, Ordering::Relaxed) {
+            self.ended.send_modify(|ended| *ended += 1);
+        }
+    }
+}
+
+/// The part of one watch.
+pub(super) struct Retries {
+    outage: Arc<Outage>,
+    ended: watch::Receiver<u64>,
+    /// The last request of this watch was not answered.
+    unanswered: bool,
+    /// Held by the prober.
+    probes: Option<OwnedMutexGuard<()>>,
+}
+
+impl Retries {
+    pub(super) fn new(outage: Arc<Outage>) -> Self {
+        let ended = outage.ended.subscribe();
+        Self { outage, ended, unanswered: false, probes: None }
+    }
+
+    /// Waits after a request that was not answered, at most for `delay`. Returns whether the outage is
+    /// over. Cancel-safe.
+    pub(super) async fn wait(&mut self, delay: Duration) -> bool {
+        self.outage.lost.store(true, Ordering::Relaxed);
+        self.unanswered = true;
+        if self.probes.is_none() {
+            self.probes = Arc::clone(&self.outage.prober).try_lock_owned().ok();
+        }
+        let delay = if self.probes.is_some() { delay.min(with_jitter(PROBE_INTERVAL)) } else { delay };
+        select! {
+            () = sleep(delay) => false,
+            Ok(()) = self.ended.changed() => {
+                sleep(with_jitter(FOLLOWING)).await;
+                true
+            }
+        }
+    }
+
+    /// Returns whether the last request of this watch was not answered.
+    pub(super) const fn are_unanswered(&self) -> bool {
+        self.unanswered
+    }
+
+    /// Notes that this watch is answered: another one may become the prober.
+    pub(super) fn end(&mut self) {
+        (self.unanswered, self.probes) = (false, None);
+        self.ended.mark_unchanged();
+    }
+}
+
+/// Adds up to as much again at random.
+pub(super) fn with_jitter(delay: Duration) -> Duration {
+    let mut jitter = [0; 1];
+    // Without randomness all agents retry together, which the API server can bear.
+    let _ = getrandom::fill(&mut jitter);
+    delay + delay * u32::from(jitter[0]) / 256
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_mins(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn one_watch_probes_and_the_others_follow_when_anything_is_answered() {
+        let outage = Outage::new();
+        let (mut prober, mut other) = (Retries::new(Arc::clone(&outage)), Retries::new(Arc::clone(&outage)));
+        for _ in 0..10 {
+            let begin = Instant::now();
+            assert!(!prober.wait(LONG).await);
+            assert!((PROBE_INTERVAL..=PROBE_INTERVAL * 2).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        }
+        assert!(!prober.wait(Duration::from_millis(10)).await, "the first attempts are quick");
+        let begin = Instant::now();
+        let (_, is_over) = tokio::join!(
+            async {
+                sleep(PROBE_INTERVAL * 10).await;
+                outage.answered();
+            },
+            other.wait(LONG)
+        );
+        assert!(is_over);
+        assert!(begin.elapsed() <= PROBE_INTERVAL * 10 + FOLLOWING * 2, "{:?}", begin.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_an_outage_is_no_end_of_the_next_one() {
+        let outage = Outage::new();
+        let (mut prober, mut other) = (Retries::new(Arc::clone(&outage)), Retries::new(Arc::clone(&outage)));
+        assert!(!prober.wait(LONG).await);
+        outage.answered();
+        prober.end();
+        other.end();
+        assert!(!other.wait(LONG).await);
+        assert!(other.probes.is_some(), "another one probes now");
+        outage.answered();
+        outage.answered();
+        assert_eq!(*outage.ended.borrow(), 2);
+    }
+}
