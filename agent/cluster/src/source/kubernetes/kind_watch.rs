@@ -24,7 +24,7 @@ use serde_json::Value;
 use tokio::{select, sync::mpsc, time::sleep};
 
 use self::{
-    backoff::{delay, with_backoff},
+    backoff::{absent_retry, delay, with_backoff},
     duplicate_names::DuplicateNames,
 };
 use super::{
@@ -39,8 +39,6 @@ use vipmux_model::objects::{
     object::{Identity, Kind, Object},
 };
 
-/// The time between checks whether the API server has a missing kind by now.
-const ABSENT_RETRY: Duration = Duration::from_secs(30);
 /// A watch that fails for the same reason is logged this often.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -268,8 +266,8 @@ impl KindWatch {
 
     /// Waits until the API server may have the kind.
     async fn wait_until_served(&self) {
-        loop {
-            sleep(ABSENT_RETRY).await;
+        for check in 0_u32.. {
+            sleep(absent_retry(check)).await;
             if !self.is_absent().await {
                 return;
             }

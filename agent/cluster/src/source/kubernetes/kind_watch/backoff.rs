@@ -20,6 +20,17 @@ const MAX_DELAY: Duration = Duration::from_secs(8);
 /// watches more often, waiting longer would only delay updates more.
 const HEALTHY_WATCH: Duration = Duration::from_secs(2);
 
+/// The time between checks whether the API server has a missing kind by now,
+const ABSENT_RETRY: Duration = Duration::from_secs(30);
+/// and after this number of them: who installs something does it soon.
+const SOON: u32 = 20;
+const LATE_RETRY: Duration = Duration::from_mins(5);
+
+/// Returns how long to wait after this many checks whether the API server has a missing kind by now.
+pub(super) const fn absent_retry(checks: u32) -> Duration {
+    if checks < SOON { ABSENT_RETRY } else { LATE_RETRY }
+}
+
 /// Returns how long to wait after this many failures.
 pub(super) fn delay(failures: u32) -> Duration {
     with_jitter((MIN_DELAY * 2_u32.saturating_pow(failures.min(16))).min(MAX_DELAY))
@@ -123,6 +134,18 @@ mod tests {
     fn the_page_has_the_delays_of_the_code() {
         let (least, most) = (MIN_DELAY.as_secs_f32(), MAX_DELAY.as_secs());
         let words = format!("retries after {least} s, {} s, and so on up to {most} s", least * 2.0);
+        vipmux_testing::pages::assert_says(vipmux_testing::pages::CLUSTER, &words);
+    }
+
+    #[test]
+    fn missing_kinds_are_looked_for_less_often_after_a_while_as_the_page_says() {
+        let waited: Duration = (0..SOON).map(absent_retry).sum();
+        assert_eq!((waited, absent_retry(SOON)), (Duration::from_mins(10), LATE_RETRY));
+        let words = format!(
+            "every {} s in the first ten minutes, and then every {} minutes",
+            ABSENT_RETRY.as_secs(),
+            LATE_RETRY.as_secs() / 60
+        );
         vipmux_testing::pages::assert_says(vipmux_testing::pages::CLUSTER, &words);
     }
 
