@@ -263,7 +263,7 @@ impl Agent {
         self.telemetry.meters.segments(&reaches, cut.len());
         for ifindex in cut.difference(&before) {
             let interface = interface_name(*ifindex);
-            tracing::warn!(interface, "no other node answers here, and others answer each other: giving up VIPs");
+            tracing::warn!(interface, "no other node answers here, and another one has a better path: giving up VIPs");
         }
         for ifindex in before.difference(&cut) {
             tracing::info!(interface = interface_name(*ifindex), "this node may lead VIPs here again");

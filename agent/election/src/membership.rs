@@ -206,6 +206,8 @@ struct Pace {
     down_from: Option<Duration>,
     /// The number of times that others are still contacted ten times as often.
     hurry: u32,
+    /// The time of the last heartbeats to all known members, or a sample of them.
+    beat: Duration,
 }
 
 /// Payloads and events that were not taken yet.
@@ -244,6 +246,7 @@ impl Membership {
                 announced: None,
                 down_from: Some(Duration::ZERO),
                 hurry: HURRY,
+                beat: Duration::ZERO,
             },
             left: false,
             output: PendingOutput::default(),
@@ -335,6 +338,7 @@ impl Membership {
         let known = peers::known(&self.peers).collect();
         let whom = members::sample(&mut self.rng, known, self.settings.sample).into_iter().cloned().collect();
         self.begin_round(whom, now);
+        self.pace.beat = now;
     }
 
     /// Asks one peer for its state. There is an event once the copy of its state is as new as `now`

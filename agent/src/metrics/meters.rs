@@ -259,6 +259,7 @@ impl Meters {
             Lost::Unwanted => "unwanted",
             Lost::Unrecorded => "unrecorded",
             Lost::Forbidden => "forbidden",
+            Lost::Unable => "unable",
             Lost::Lossy => "lossy",
             Lost::Outranked => "outranked",
         };

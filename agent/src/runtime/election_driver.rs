@@ -187,7 +187,8 @@ impl ElectionDriver {
         let nodes = self.elector.nodes();
         let mut found: BTreeMap<u32, (BTreeSet<IpAddr>, Option<SegmentReach>)> = BTreeMap::new();
         self.elector.peers(|peers| {
-            let living = peers.members.iter().filter(|(_, peer)| peer.status == MemberStatus::Alive);
+            // One that is suspected for a moment keeps its place.
+            let living = peers.members.iter().filter(|(_, peer)| peer.status.is_alive());
             for (_, peer) in living.filter(|(name, _)| nodes.contains_key(*name)) {
                 for address in &peer.state.addresses {
                     let Some(segment) = links.on_link(*address, segments) else { continue };

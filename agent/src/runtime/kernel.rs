@@ -125,7 +125,10 @@ impl Kernel {
     }
 
     /// Returns the VIPs that the kernel answers for.
-    pub(super) fn answered(&self) -> Result<BTreeSet<Vip>, MapsError> {
+    pub(super) fn answered(&self, now: Duration) -> Result<BTreeSet<Vip>, MapsError> {
+        if self.maps.read_fence()?.deadline <= nanoseconds(now) {
+            return Ok(BTreeSet::new());
+        }
         let led = self.maps.read_vips()?.into_iter().filter(|(_, vip)| vip.flags & VIP_LEADING != 0);
         Ok(led.map(|(address, _)| Vip::new(address.into())).collect())
     }

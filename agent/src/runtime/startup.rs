@@ -166,7 +166,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let keys = gossip_keys::follow(&options, found_keys)?;
     let watched = store::follow(&leases);
     let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone());
-    let left = kernel.answered()?;
+    let left = kernel.answered(boottime()?)?;
     let (elector, reports) = start_elector(&options, left, leases, keys.clone(), made_key)?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;

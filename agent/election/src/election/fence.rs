@@ -66,6 +66,11 @@ impl Fence {
         !self.mutated.is(Mutation::ExtendsWhatHasPassed) && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
+    /// Returns whether the kernel has not answered for this time.
+    pub(super) fn is_closed_for(&self, time: Duration, now: Duration) -> bool {
+        now >= self.deadline.unwrap_or(self.lapsed) + time
+    }
+
     /// Returns whether the wanted VIPs are known.
     pub(super) const fn is_informed(&self) -> bool {
         self.informed

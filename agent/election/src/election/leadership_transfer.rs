@@ -10,7 +10,7 @@ use super::{
     Command, Election,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
-    takeover_guard::SETTLE,
+    takeover_guard::{CLAIMLESS, SETTLE},
     vip_state::{Context, OwnLeadership, VipState},
 };
 use crate::{
@@ -69,9 +69,12 @@ struct TransferPlan {
 impl Election {
     /// Transfers the VIPs that other nodes should lead.
     pub(super) fn transfer_leaderships(&mut self, peers: &Peers, now: Duration) {
+        if !self.fence.is_open(now) {
+            // Another node may have taken them, so nothing is handed over.
+            return self.release_unable(peers, now);
+        }
         let led: Vec<Vip> = self.leading().collect();
-        // Without evidence, another node may have taken them.
-        if led.is_empty() || !self.fence.is_open(now) {
+        if led.is_empty() {
             return;
         }
         if !self.is_settled(peers, now) {
@@ -92,6 +95,30 @@ impl Election {
         }
         let batch = if self.has_trouble(now) { 1 } else { balance_batch(spare) };
         self.begin_transfers(transfers, batch, now);
+    }
+
+    /// Gives up the VIPs that another node can announce, and this one cannot. Its kernel answers for none of
+    /// them, and its claims would keep the other node away. A node that is cut off altogether gives up
+    /// nothing: nobody hears its claims. Nor does one whose carrier may be back in a moment.
+    fn release_unable(&mut self, peers: &Peers, now: Duration) {
+        let is_heard = peers.evidence.is_some_and(|asked| now < asked + self.settings.lease);
+        if !is_heard || !self.fence.is_closed_for(CLAIMLESS, now) {
+            return;
+        }
+        let unable = self.unable(peers);
+        let can = |candidate: &Candidate, vip| {
+            candidate.node != self.local
+                && self.preference(candidate, peers).is_some()
+                && !unable.includes(&candidate.node, vip)
+        };
+        let goes = |vip: &Vip| {
+            self.availability.unable.contains(vip)
+                && self.wanted.get(vip).is_some_and(|all| all.iter().any(|candidate| can(candidate, *vip)))
+        };
+        let own: Vec<Vip> = self.own_vips().map(|(vip, _)| vip).filter(goes).collect();
+        for vip in own {
+            self.give_up(vip, Lost::Unable, now);
+        }
     }
 
     /// Returns whether a transfer is under way or has just failed.

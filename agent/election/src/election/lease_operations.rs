@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     lease::{Lease, Version, is_later, next_epoch},
-    membership::{MemberStatus, Peers, Why},
+    membership::{Peers, Why},
     mutation::Mutation,
 };
 use vipmux_model::{NodeName, Vip};
@@ -310,7 +310,7 @@ impl VipState {
     /// Returns whether this node's VIP, for which it does not answer now, is nobody else's: a majority
     /// says so, and all its states are newer than the doubt.
     fn is_clear(&self, peers: &Peers, vip: Vip) -> bool {
-        let mut alive = peers.members.values().filter(|peer| peer.status == MemberStatus::Alive);
+        let mut alive = peers.members.values().filter(|peer| peer.status.is_alive());
         peers.majority
             && matches!(self.role, Role::Suspended | Role::Yielded)
             && alive.all(|peer| peer.current > Some(self.since) && !peer.state.claims.contains_key(&vip))
@@ -327,12 +327,13 @@ impl VipState {
             }
             // The leader answers, and only gossip does not reach it. Its MAC need not be known: a node
             // publishes its MACs by gossip.
-            (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Peer | AddressOwner::ForeignSpeaker(_)) => {
+            (Some(LeaseOperation::TakeoverProbe { why, .. }), AddressOwner::Peer | AddressOwner::ForeignSpeaker(_)) => {
                 if let AddressOwner::ForeignSpeaker(mac) = owner {
                     cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
                 }
                 self.takeable_since = None;
-                self.pause(ASK_AGAIN, cx);
+                // Who answers for this node's own VIP may have no agent any more, and stop soon.
+                self.pause(if why == Why::Resumed { SOON } else { ASK_AGAIN }, cx);
             }
             (Some(LeaseOperation::TakeoverProbe { lease, why }), AddressOwner::Nobody) => {
                 let epoch = next_epoch(self.epoch());

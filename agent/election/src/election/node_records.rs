@@ -174,6 +174,22 @@ impl Fencings {
         self.read.get(node).copied() <= Some(since).max(self.cut_off)
     }
 
+    /// Notes what a node promises in its record. A node that is fenced promises nothing.
+    fn note_promise(&mut self, node: &NodeName, content: &RecordContent) {
+        if matches!(content.standing, RecordStanding::Fenced(_)) {
+            self.promises.remove(node);
+        } else {
+            self.promises.insert(node.clone(), content.promise);
+        }
+    }
+
+    /// Forgets a node whose record is gone, as that of a Node that was deleted.
+    fn forget(&mut self, node: &NodeName) {
+        self.read.remove(node);
+        self.promises.remove(node);
+        self.nodes.retain(|fenced, fencing| fenced != node || fencing.stage.is_under_way());
+    }
+
     /// Notes that this node was cut off.
     pub(super) const fn note_cut_off(&mut self, now: Duration) {
         self.cut_off = Some(now);
@@ -247,15 +263,21 @@ impl Election {
         if peers.majority {
             self.record.alone_since = None;
         }
+        let retracts = self.retracts(peers);
+        if let Some(evidence) = peers.evidence.filter(|_| retracts) {
+            if let Some(deadline) = self.fence.retract(evidence, now) {
+                self.commands.push(Command::Extend(deadline));
+            }
+            // What the store answers late is no evidence any more.
+            if let Some(OwnOperation::Read { promise } | OwnOperation::Confirm { promise, .. }) =
+                &mut self.record.operation
+            {
+                *promise = None;
+            }
+        }
         self.record.seeks_at = self.seeks_evidence_at(peers).filter(|at| *at > now);
         if self.seeks_evidence_at(peers).is_none_or(|at| at > now) {
             return;
-        }
-        let retracts = self.retracts(peers);
-        if let Some(evidence) = peers.evidence.filter(|_| retracts)
-            && let Some(deadline) = self.fence.retract(evidence, now)
-        {
-            self.commands.push(Command::Extend(deadline));
         }
         let alone_since = *self.record.alone_since.get_or_insert(now);
         let undisputed = is_half(peers) || !peers.majority && now >= alone_since + UNDISPUTED;
@@ -290,6 +312,9 @@ impl Election {
             // Who could swap a record knew it.
             if matches!(outcome, RecordOutcome::Read(_) | RecordOutcome::Swapped(_)) {
                 self.fencings.read.insert(node.clone(), asked);
+            }
+            if let RecordOutcome::Read(Some(record)) = &outcome {
+                self.fencings.note_promise(node, &record.content);
             }
             return self.fencing_progressed(node, outcome, peers, now);
         }
@@ -357,10 +382,11 @@ impl Election {
         let Some(record) = record else {
             if *node == self.local {
                 self.read_own_record();
+            } else {
+                self.fencings.forget(node);
             }
             return;
         };
-        let is_fenced = matches!(record.content.standing, RecordStanding::Fenced(_));
         if *node == self.local {
             // An operation that is under way finds out by itself. What this node wrote says nothing.
             let is_own = record.content.standing == RecordStanding::Confirmed;
@@ -369,11 +395,10 @@ impl Election {
             }
             return;
         }
-        if is_fenced {
-            self.fencings.promises.remove(node);
+        self.fencings.note_promise(node, &record.content);
+        if matches!(record.content.standing, RecordStanding::Fenced(_)) {
             return;
         }
-        self.fencings.promises.insert(node.clone(), record.content.promise);
         if let Some(Fencing { stage: FencingStage::Fenced { until }, .. }) = self.fencings.nodes.get_mut(node) {
             // The record is read again before anything more is taken.
             *until = now;
@@ -383,15 +408,17 @@ impl Election {
     /// Begins to fence nodes, with time to answer. Called again and again as long as VIPs wait for it.
     pub(super) fn challenge(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
         for node in nodes {
-            self.begin_fencing(&node, Aim::Challenge, peers, now);
+            self.begin_fencing(&node, Aim::Challenge, now);
         }
+        self.continue_fencing(peers, now);
     }
 
     /// Reads the records of nodes, to know their promises.
     pub(super) fn read_promises(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
         for node in nodes {
-            self.begin_fencing(&node, Aim::Know, peers, now);
+            self.begin_fencing(&node, Aim::Know, now);
         }
+        self.continue_fencing(peers, now);
     }
 
     /// Begins to fence nodes whose VIPs a majority takes. Nobody waits for it.
@@ -399,12 +426,13 @@ impl Election {
         for node in nodes {
             let is_alive = peers.members.get(&node).is_some_and(|peer| peer.status.is_alive());
             if node != self.local && !is_alive {
-                self.begin_fencing(&node, Aim::Displace, peers, now);
+                self.begin_fencing(&node, Aim::Displace, now);
             }
         }
+        self.continue_fencing(peers, now);
     }
 
-    fn begin_fencing(&mut self, node: &NodeName, aim: Aim, peers: &Peers, now: Duration) {
+    fn begin_fencing(&mut self, node: &NodeName, aim: Aim, now: Duration) {
         let begins = match self.fencings.nodes.get_mut(node) {
             None => true,
             Some(fencing) => {
@@ -421,7 +449,6 @@ impl Election {
                 .insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, aim, began: now });
             self.commands.push(Command::ReadRecord(node.clone()));
         }
-        self.continue_fencing(peers, now);
     }
 
     /// Fences the nodes that had time to answer, and forgets those that are alive.
@@ -474,9 +501,6 @@ impl Election {
                     None => (None, lease, None),
                 };
                 let is_fenced = matches!(standing, Some(RecordStanding::Fenced(_)));
-                if !is_fenced {
-                    self.fencings.promises.insert(node.clone(), promise);
-                }
                 if displaces && promise > lease && !is_fenced {
                     // It was no majority either, and need not have noticed that there is one.
                     fencing.aim = Aim::Challenge;

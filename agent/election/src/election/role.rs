@@ -50,6 +50,8 @@ pub enum Lost {
     Unrecorded,
     /// Neither this node nor another living one may announce the VIP.
     Forbidden,
+    /// This node cannot announce the VIP, and another one can.
+    Unable,
     /// The answers of this node are lost, and no other node can take the VIP.
     Lossy,
     /// Nodes with another gossip key may lead rather than this one.
@@ -68,6 +70,7 @@ impl fmt::Display for Lost {
             Self::Unwanted => f.write_str("no Service has it any more"),
             Self::Unrecorded => f.write_str("its Lease or this node's record is gone or was changed"),
             Self::Forbidden => f.write_str("this node may not announce it any more"),
+            Self::Unable => f.write_str("this node cannot announce it, and another one can"),
             Self::Lossy => f.write_str("the answers of this node are lost"),
             Self::Outranked => f.write_str("nodes with another gossip key may lead it, and this one may not"),
         }

@@ -72,7 +72,7 @@ impl TakeoverGuard<'_> {
         let Some(known) = &state.known else { return Takeover::Granted { why: Why::First, witnessed: true } };
         if known.node == *self.local {
             // It may have handed the VIP to a node that did not write the Lease, and forgotten that.
-            let witnessed = self.left.contains(&vip) || now >= past(LONG_PROMISE, self.started);
+            let witnessed = self.left.contains(&vip) || now >= past(LONG_PROMISE.max(self.lease), self.started);
             return Takeover::Granted { why: Why::Resumed, witnessed };
         }
         let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);

@@ -224,8 +224,11 @@ impl Membership {
             return;
         }
         let old = |at: Duration| now >= at + self.settings.suspicion;
-        let is_silent =
-            |peer: &Peer| peer.status == MemberStatus::Alive && old(peer.since) && peer.answered.is_some_and(old);
+        // A heartbeat that is late itself is no silence of others.
+        let unanswered = |answered: Duration| old(answered) && answered < self.pace.beat;
+        let is_silent = |peer: &Peer| {
+            peer.status == MemberStatus::Alive && old(peer.since) && peer.answered.is_some_and(unanswered)
+        };
         let silent = self.peers.members.iter().filter(|(_, peer)| is_silent(peer));
         let silent: Vec<_> = silent.map(|(name, peer)| member_id(name, peer)).collect();
         for member in silent {

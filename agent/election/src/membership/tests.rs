@@ -61,6 +61,19 @@ fn a_silent_node_is_down_in_time_on_all() {
 }
 
 #[test]
+fn who_is_late_with_its_own_heartbeats_suspects_nobody() {
+    let mut network = together(3, 1);
+    let (mut member, now) = (network.take(0), network.now);
+    let alive =
+        |member: &Membership| member.peers().members.values().filter(|peer| peer.status == MemberStatus::Alive).count();
+    let suspicion = network.settings.suspicion + ms(10);
+    member.send_heartbeats(now + suspicion);
+    assert_eq!(alive(&member), 2);
+    member.send_heartbeats(now + suspicion * 2);
+    assert_eq!(alive(&member), 0, "a round was not answered");
+}
+
+#[test]
 fn a_node_sends_each_other_node_twenty_to_fifty_datagrams_a_second() {
     for nodes in [2, 3, 5, 33] {
         let mut network = together(nodes, 5);

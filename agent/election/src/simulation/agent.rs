@@ -94,7 +94,8 @@ impl NodeHandle<'_> {
         let info = AgentInfo { version: "0".to_owned(), wire: WireVersions::OWN, lease };
         let _ = membership.publish(Item::Agent(info), now);
         membership.set_nodes(names, now);
-        let left = self.get().kernel.flags.clone();
+        let kernel = &self.get().kernel;
+        let left = if now < kernel.deadline { kernel.flags.clone() } else { BTreeSet::new() };
         let mut election = Election::new(local, settings, now).answering_for(left);
         election.mutate(self.world.mutation);
         let agent = Agent {

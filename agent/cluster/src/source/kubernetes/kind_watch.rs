@@ -105,8 +105,9 @@ impl KindWatch {
         let (retries, succeeded) = (Retries::new(Arc::clone(&outage)), Arc::<AtomicBool>::default());
         let client = with_backoff(client, {
             let succeeded = Arc::clone(&succeeded);
-            move |status| {
-                if status.is_success() {
+            // The first page of a list is no success: the rest may fail each time.
+            move |is_watch, status| {
+                if is_watch && status.is_success() {
                     succeeded.store(true, Ordering::Relaxed);
                 }
                 if !status.is_server_error() {
@@ -152,6 +153,8 @@ impl KindWatch {
                     true
                 }
                 Err(error) if self.kind.is_custom() && status(&error) == Some(404) && self.is_absent().await => {
+                    // It was answered, and asks no more for long.
+                    self.retries.end();
                     let alive = self.report_absent().await;
                     self.wait_until_served().await;
                     // A kind that was created again has new objects, so it is listed again.
@@ -213,6 +216,7 @@ impl KindWatch {
     async fn handle(&mut self, event: watcher::Event<DynamicObject>) -> bool {
         // The start of a list is no success: it may break off each time.
         if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
+            self.succeeded.store(true, Ordering::Relaxed);
             if std::mem::take(&mut self.failing) {
                 tracing::info!(kind = self.kind.name(), "watching the API server again");
             }

@@ -16,6 +16,10 @@ fn an_agent_that_came_back_goes_on_with_what_its_kernel_answers_for_and_asks_the
         said.retain(|said| said != "survey");
         if asks {
             assert_eq!(said, ["read", "ask the LAN"]);
+            // Its kernel goes on without an agent, for 2 s at most.
+            bench.give(probed(AddressOwner::Peer)).ticks(3);
+            bench.give(read(Some(lease("a", 3, "v3"))));
+            assert_eq!(bench.said(), ["read", "ask the LAN"]);
             bench.give(probed(AddressOwner::Nobody)).give(swapped("v4"));
             assert_eq!(bench.said(), ["swap v3 for 4", "claim 4", "lead 4: it led it before, and came back in time"]);
         } else {
@@ -362,6 +366,28 @@ fn a_majority_that_is_back_need_not_wait_for_a_long_promise() {
     let (before, asked) = (bench.election.fence.deadline, bench.now + ms(50));
     bench.later(ms(60)).give(recorded("a", asked, RecordOutcome::Swapped(version("r2"))));
     assert_eq!(bench.election.fence.deadline, before);
+}
+
+#[test]
+fn a_majority_that_is_back_does_not_wait_for_a_store_that_is_slow() {
+    let mut bench = alone();
+    bench.peers.members.remove(&node_name("c"));
+    bench.give(recorded("a", bench.now, confirmed("r0")));
+    bench.later(LEASE / 2).give(Input::Peers);
+    bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r1"))));
+    bench.recorded();
+    bench.later(ms(1_000)).give(Input::Tick { carrier: true });
+    assert_eq!(bench.recorded(), ["read a"]);
+    let asked = bench.now;
+    bench.peer("b").status = MemberStatus::Alive;
+    bench.peers.majority = true;
+    bench.ticks(1);
+    let deadline = Some(bench.now + LEASE);
+    assert_eq!(bench.election.fence.deadline, deadline);
+    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let late = RecordOutcome::Read(Some(NodeRecord { content, version: version("r1") }));
+    bench.later(ms(50)).give(recorded("a", asked, late));
+    assert_eq!(bench.election.fence.deadline, deadline);
 }
 
 /// Its kernel may still answer by it.

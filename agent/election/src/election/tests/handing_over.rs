@@ -179,6 +179,28 @@ fn a_vip_that_cannot_be_announced_here_goes_to_a_node_where_it_can() {
     assert!(said.contains(&"c: take 2".to_owned()), "{said:?}");
 }
 
+/// The interfaces of both VIP segments lost their carriers. Gossip goes on elsewhere.
+#[test]
+fn who_cannot_answer_any_more_gives_a_vip_up_as_soon_as_another_node_can_announce_it() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.peer("b").state.unable.insert(vip4(1));
+    bench.later(ms(10)).give(Input::Unable([vip4(1)].into()));
+    let tick = |bench: &mut Bench| {
+        bench.later(ms(100)).give(Input::Tick { carrier: false });
+        bench.peers.evidence = Some(bench.now);
+        bench.give(Input::Peers);
+    };
+    (0..15).for_each(|_| tick(&mut bench));
+    assert!(bench.election.leads(vip4(1)), "nobody else can");
+    bench.said();
+    bench.peer("b").state.unable.clear();
+    tick(&mut bench);
+    assert_eq!(bench.said(), ["follow: this node cannot announce it, and another one can", "withdraw"]);
+    tick(&mut bench);
+    assert_eq!(bench.said(), [""; 0], "it does not come back");
+}
+
 #[test]
 fn a_node_that_is_cordoned_or_excluded_hands_over_and_leads_where_no_other_may() {
     for (excluded, cordoned) in [(true, false), (false, true)] {

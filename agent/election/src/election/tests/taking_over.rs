@@ -267,6 +267,17 @@ fn a_majority_fences_the_leader_that_it_follows_and_waits_for_a_long_promise_onl
     assert_eq!(bench.said(), ["read"]);
 }
 
+#[test]
+fn promises_are_kept_as_long_as_there_is_a_record() {
+    let mut bench = Bench::following();
+    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let long = NodeRecord { content, version: version("r1") };
+    bench.record("b", RecordOutcome::Read(Some(long)));
+    assert!(bench.election.fencings.promises_more(&node_name("b"), LEASE), "also while the node is alive");
+    bench.give(Input::RecordChanged { node: node_name("b"), record: None });
+    assert!(!bench.election.fencings.promises_more(&node_name("b"), LEASE));
+}
+
 /// A watch may not have shown it.
 #[test]
 fn a_majority_reads_the_record_of_a_leader_that_is_down_before_it_takes_anything() {

@@ -36,23 +36,24 @@ pub(super) fn delay(failures: u32) -> Duration {
     with_jitter((MIN_DELAY * 2_u32.saturating_pow(failures.min(16))).min(MAX_DELAY))
 }
 
-/// Returns a client that delays a watch if the one before did not last long, and that reports the status
-/// of each response.
+/// Returns a client that delays a watch if the one before did not last long, and that reports of each
+/// response whether it begins a watch, and the status.
 ///
 /// A watch that ends is no error, and kube's watcher requests the next one at once. Without the
 /// delay, a watch that ends at once would be requested all the time.
-pub(super) fn with_backoff(client: Client, answered: impl Fn(StatusCode) + Clone + Send + 'static) -> Client {
+pub(super) fn with_backoff(client: Client, answered: impl Fn(bool, StatusCode) + Clone + Send + 'static) -> Client {
     let backoff = Arc::new(Mutex::new(WatchBackoff::default()));
     let namespace = client.default_namespace().to_owned();
     let send = move |request: Request<Body>| {
         let (client, backoff, answered) = (client.clone(), Arc::clone(&backoff), answered.clone());
         async move {
-            if is_watch(request.uri()) {
+            let is_watch = is_watch(request.uri());
+            if is_watch {
                 let wait = backoff.lock().unwrap_or_else(PoisonError::into_inner).wait(Instant::now());
                 sleep(wait).await;
             }
             let response = client.send(request).await?;
-            answered(response.status());
+            answered(is_watch, response.status());
             Ok::<_, kube::Error>(response)
         }
     };
