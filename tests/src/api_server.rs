@@ -31,7 +31,7 @@ use kube::{Client, core::GroupVersionKind};
 use tokio::runtime::Runtime;
 
 pub use self::{
-    access::{ADMIN, KUBE_PROXY, ServiceAccount, connect},
+    access::{ADMIN, CONTROLLER_MANAGER, KUBE_PROXY, SCHEDULER, ServiceAccount, connect},
     audit::{Mark, Request},
     objects::documents,
 };
@@ -93,6 +93,16 @@ impl ApiServer {
         let mut api = Self { kinds: Mutex::default(), client: None, runtime, server, etcd, launch };
         api.await_ready()?;
         Ok(api)
+    }
+
+    /// Starts the controller manager on its machine.
+    pub fn start_controller_manager(&self) -> Result<Process> {
+        self.launch.controller_manager()
+    }
+
+    /// Starts the scheduler on its machine.
+    pub fn start_scheduler(&self) -> Result<Process> {
+        self.launch.scheduler()
     }
 
     /// Kills it, as a failing machine does. etcd continues. Its clients see closed connections.

@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     os::fd::AsFd,
     path::{Path, PathBuf},
     process,
@@ -14,6 +14,7 @@ use std::{
         atomic::{AtomicI32, AtomicU64, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow};
@@ -42,9 +43,14 @@ pub enum Leftover {
     Process(Pid),
     /// A file that a network namespace is bound to.
     Namespace(PathBuf),
+    /// A cgroup with those below it.
+    Cgroup(PathBuf),
     /// A folder with its content: manifests or pins.
     Folder(PathBuf),
 }
+
+/// The time limit for the end of a cgroup's processes.
+const END: Duration = Duration::from_secs(10);
 
 impl Leftover {
     /// Removes it, best effort: it may be gone already, and the next run tries again.
@@ -58,6 +64,12 @@ impl Leftover {
                 let _ = umount2(path, MntFlags::MNT_DETACH);
                 let _ = fs::remove_file(path);
             }
+            Self::Cgroup(path) => {
+                let begin = Instant::now();
+                while path.exists() && remove_cgroup(path).is_err() && begin.elapsed() < END {
+                    thread::sleep(Duration::from_millis(50));
+                }
+            }
             Self::Folder(path) => {
                 let _ = fs::remove_dir_all(path);
             }
@@ -69,9 +81,21 @@ impl Leftover {
         match self {
             Self::Process(_) => 0,
             Self::Namespace(_) => 1,
-            Self::Folder(_) => 2,
+            // Its processes have ended by then, which may use folders.
+            Self::Cgroup(_) => 2,
+            Self::Folder(_) => 3,
         }
     }
+}
+
+/// Removes a cgroup and those below it. The kernel refuses while processes are in them.
+fn remove_cgroup(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)?.flatten() {
+        if entry.file_type()?.is_dir() {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    fs::remove_dir(folder)
 }
 
 static LEFTOVERS: Mutex<BTreeMap<u64, Leftover>> = Mutex::new(BTreeMap::new());
@@ -169,13 +193,16 @@ fn mount_bpf_file_system() -> Result<()> {
 fn sweep() {
     let temporary = std::env::temp_dir();
     for place in [Path::new(NAMESPACES), Path::new(BPF_FILE_SYSTEM), &temporary] {
-        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
-            let owner = entry.file_name().to_str().and_then(owner);
-            if owner.is_none_or(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
-                continue;
-            }
-            let path = entry.path();
-            if path.is_dir() { Leftover::Folder(path) } else { Leftover::Namespace(path) }.remove();
+        sweep_in(place, |path| if path.is_dir() { Leftover::Folder(path) } else { Leftover::Namespace(path) });
+    }
+}
+
+/// Removes what dead processes have left in a folder.
+pub(crate) fn sweep_in(place: &Path, leftover: impl Fn(PathBuf) -> Leftover) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let owner = entry.file_name().to_str().and_then(owner);
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            leftover(entry.path()).remove();
         }
     }
 }

@@ -43,10 +43,13 @@ const PREFIX_LENGTHS: (u8, u8) = (24, 64);
 /// Prefix lengths of a node's pod network, IPv4 and IPv6.
 pub(crate) const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
 
+/// The most nodes of a LAN.
+pub const MOST_NODES: u8 = 80;
+
 /// The options of a LAN.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Nodes, at most 80.
+    /// Nodes, at most [`MOST_NODES`].
     pub nodes: u8,
     /// Clients, at most 80.
     pub clients: u8,

@@ -9,7 +9,8 @@
 //!   VIP with several clients, [`wire`] observes a port.
 //! - Configuration: [`manifests`] writes what the agents read.
 //! - Clusters: [`api_server`] and [`kube_proxy`] are real ones, [`api_proxy`] is a bad connection
-//!   to the API server. [`cluster_programs`] finds the binaries.
+//!   to the API server. [`cluster_programs`] finds the binaries. [`real_cluster`] also has nodes with
+//!   kubelet and containerd.
 //! - Failovers: [`failover`] is a cluster whose leader is about to fail. The bench compares it with
 //!   [`keepalived`].
 //! - [`mod@churn`] changes a cluster in a loop and looks for leaks.
@@ -47,6 +48,7 @@ pub mod pod;
 pub mod pod_network;
 pub mod process;
 pub mod program;
+pub mod real_cluster;
 pub mod requirement;
 pub mod rights;
 pub mod router;

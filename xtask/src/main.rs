@@ -6,6 +6,7 @@ mod bench;
 mod build;
 mod capabilities;
 mod churn;
+mod cluster;
 mod demo;
 mod fuzz;
 mod generate;
@@ -72,6 +73,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
+    /// Run a real Kubernetes cluster on this machine: a control plane and nodes with kubelet and
+    /// containerd, in namespaces
+    Cluster {
+        /// up, status, shell or down; `-- --help` lists all options
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+        options: Vec<OsString>,
+    },
     /// Run the packet suite and part of the network suite on other kernels, in QEMU (needs no KVM)
     Vm {
         /// The kernels to run on (all, if none is named)
@@ -120,6 +128,7 @@ fn main() -> ExitCode {
         Command::Demo { options } => demo::run(&options),
         Command::Bench { options } => bench::run(&options),
         Command::Churn { options } => churn::run(&options),
+        Command::Cluster { options } => cluster::run(&options),
         Command::Vm { kernels, update } => vm::run(&kernels, update),
         Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
         Command::Sim { options } => sim::run(&options),

@@ -33,6 +33,14 @@ const TEST_PROGRAMS: [(&str, &str, &str); 2] = [
 const API_PROGRAMS: [(&str, &str, &str); 1] =
     [("iptables-restore", "iptables", "kube-proxy's iptables mode writes its rules with it")];
 
+/// Programs that only `cargo xtask cluster` needs. The plugins are in no folder of the path.
+const NODE_PROGRAMS: [(&str, &str, &str); 4] = [
+    ("containerd", "containerd", "runs the containers of Pods"),
+    ("runc", "runc", "starts containers"),
+    ("/usr/lib/cni/bridge", "containernetworking-plugins", "connects Pods"),
+    ("/bin/busybox", "busybox-static", "is the shell in Pods"),
+];
+
 /// Programs that only `cargo xtask vm` needs.
 const VM_PROGRAMS: [(&str, &str, &str); 4] = [
     ("qemu-system-x86_64", "qemu-system-x86", "runs other kernels"),
@@ -95,7 +103,14 @@ pub(crate) fn network_tests() -> Result<()> {
 pub(crate) fn api_tests() -> Result<()> {
     network_tests()?;
     programs(&API_PROGRAMS)?;
-    cluster::install()
+    cluster::install(cluster::Need::Tests)
+}
+
+/// Ensures that everything for a cluster with real nodes is installed.
+pub(crate) fn cluster() -> Result<()> {
+    api_tests()?;
+    programs(&NODE_PROGRAMS)?;
+    cluster::install(cluster::Need::Nodes)
 }
 
 /// Installs what the bench compares vipmux with. If that fails, everything except the comparison

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::ServiceAccount as Account,
@@ -21,17 +21,22 @@ use super::{
     ApiServer,
     launch::{Launch, PORT},
 };
+use crate::lan::MOST_NODES;
 
 /// The user with all rights.
 pub const ADMIN: &str = "admin";
 /// kube-proxy's user. The API server itself grants its rights.
 pub const KUBE_PROXY: &str = "system:kube-proxy";
+/// The controller manager's user. The API server itself grants its rights.
+pub const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
+/// The scheduler's user. The API server itself grants its rights.
+pub const SCHEDULER: &str = "system:kube-scheduler";
 
 pub(super) const TOKENS_FILE: &str = "tokens.csv";
 /// The folder in which the API server puts its self-signed certificate.
 pub(super) const CERTIFICATES: &str = "certificates";
 /// That certificate, followed by its authority's.
-const CERTIFICATE_FILE: &str = "certificates/apiserver.crt";
+pub(super) const CERTIFICATE_FILE: &str = "certificates/apiserver.crt";
 /// Its key, which also signs ServiceAccounts' tokens. The server makes it before it looks for a
 /// signing key.
 pub(super) const KEY_FILE: &str = "certificates/apiserver.key";
@@ -41,12 +46,17 @@ const TOKEN_LIFETIME: i64 = 24 * 60 * 60;
 
 /// Users with constant tokens, and their groups. The network namespace keeps other users away, not
 /// the token.
-const USERS: [(&str, &str); 2] = [(ADMIN, "system:masters"), (KUBE_PROXY, "")];
+const USERS: [(&str, &str); 4] =
+    [(ADMIN, "system:masters"), (KUBE_PROXY, ""), (CONTROLLER_MANAGER, ""), (SCHEDULER, "")];
+/// The prefix and the group of kubelets' users. The rest is the Node's name.
+const KUBELET: (&str, &str) = ("system:node:", "system:nodes");
 
 /// Returns a file for `--token-auth-file`: each user's token is its name.
 pub(super) fn tokens() -> String {
-    let line = |(user, groups): &(&str, &str)| format!("{user},{user},{user},\"{groups}\"\n");
-    USERS.iter().map(line).collect()
+    let users = USERS.iter().map(|(user, groups)| ((*user).to_owned(), *groups));
+    let kubelets = (1..=MOST_NODES).map(|number| (format!("{}node-{number}", KUBELET.0), KUBELET.1));
+    let line = |(user, groups): (String, &str)| format!("{user},{user},{user},\"{groups}\"\n");
+    users.chain(kubelets).map(line).collect()
 }
 
 /// Returns a client for a kubeconfig.
@@ -67,7 +77,8 @@ pub struct ServiceAccount {
 }
 
 impl ApiServer {
-    /// Returns a file for `--kubeconfig`. `user` is [`ADMIN`] or [`KUBE_PROXY`].
+    /// Returns a file for `--kubeconfig`. `user` is [`ADMIN`], [`KUBE_PROXY`], [`CONTROLLER_MANAGER`],
+    /// [`SCHEDULER`], or `system:node:` with the name of a node of the LAN.
     pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
         self.launch.kubeconfig(user)
     }
@@ -99,8 +110,8 @@ impl ApiServer {
 
 impl Launch {
     pub(super) fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
-        let known = USERS.iter().find(|(known, _)| *known == user);
-        let (user, _) = known.with_context(|| format!("no user {user}; other ones are ServiceAccounts"))?;
+        let is_known = user.starts_with(KUBELET.0) || USERS.iter().any(|(known, _)| *known == user);
+        ensure!(is_known, "no user {user}; other ones are ServiceAccounts");
         self.write_kubeconfig(&user.replace(':', "-"), user, "default")
     }
 

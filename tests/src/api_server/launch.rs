@@ -76,6 +76,7 @@ impl Launch {
         command.args(["--authorization-mode", "Node,RBAC", "--service-account-issuer", access::ISSUER]);
         let key = self.path(access::KEY_FILE);
         command.arg("--service-account-signing-key-file").arg(&key).arg("--service-account-key-file").arg(&key);
+        command.args(["--allow-privileged", "--kubelet-preferred-address-types", "InternalIP"]);
         command.arg("--token-auth-file").arg(self.path(access::TOKENS_FILE));
         command.arg("--cert-dir").arg(self.path(access::CERTIFICATES));
         command.arg("--audit-policy-file").arg(self.path(audit::POLICY_FILE));
@@ -83,6 +84,24 @@ impl Launch {
         // One file of any size.
         command.args(["--audit-log-maxsize", "100000"]);
         Process::spawn("kube-apiserver", command)
+    }
+
+    /// Starts the controller manager. The nodes' Pods have their address ranges without it.
+    pub(super) fn controller_manager(&self) -> Result<Process> {
+        let mut command = self.controller("kube-controller-manager", access::CONTROLLER_MANAGER)?;
+        command.arg("--use-service-account-credentials").arg("--service-account-private-key-file");
+        command.arg(self.path(access::KEY_FILE)).arg("--root-ca-file").arg(self.path(access::CERTIFICATE_FILE));
+        Process::spawn("kube-controller-manager", command)
+    }
+
+    pub(super) fn scheduler(&self) -> Result<Process> {
+        Process::spawn("kube-scheduler", self.controller("kube-scheduler", access::SCHEDULER)?)
+    }
+
+    fn controller(&self, program: &str, user: &str) -> Result<Command> {
+        let mut command = self.command(program)?;
+        command.arg("--leader-elect=false").arg("--kubeconfig").arg(self.kubeconfig(user)?);
+        Ok(command)
     }
 
     /// Returns a command of a cluster program on the machine, with a home folder of its own.

@@ -12,6 +12,7 @@ use std::{env, ffi::OsStr, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 
+pub(super) use self::programs::Need;
 use self::programs::{MODULES, Module, Program};
 use super::go::Go;
 use crate::{toolchain::cache, workspace};
@@ -21,24 +22,24 @@ const ASSETS: &str = "KUBEBUILDER_ASSETS";
 /// The programs that a folder named by the variable must have.
 const EXPECTED: [&str; 2] = ["kube-apiserver", "etcd"];
 
-/// Ensures that all programs are there.
-pub(super) fn install() -> Result<()> {
+/// Ensures that the programs which somebody needs are there.
+pub(super) fn install(need: Need) -> Result<()> {
     let assets = env::var_os(ASSETS).filter(|folder| !folder.is_empty());
     if let Some(folder) = &assets {
         check(folder)?;
     }
     let cache = cache::folder().context("no cache folder for Kubernetes: set XDG_CACHE_HOME or HOME")?;
-    if missing(assets.as_deref(), &cache).is_empty() {
+    if missing(need, assets.as_deref(), &cache).is_empty() {
         return Ok(());
     }
     let folder = cache.join("cluster");
     let _lock = workspace::lock(&folder)?;
     // Another run may have built them in between.
-    let missing = missing(assets.as_deref(), &cache);
+    let missing = missing(need, assets.as_deref(), &cache);
     if missing.is_empty() {
         return Ok(());
     }
-    build_all(&folder, &cache, &missing)
+    build_all(need, &folder, &cache, &missing)
 }
 
 /// Fails if the folder that the user named lacks a program.
@@ -53,23 +54,25 @@ fn check(assets: &OsStr) -> Result<()> {
 }
 
 /// Returns the missing programs, grouped by module.
-fn missing(assets: Option<&OsStr>, cache: &Path) -> Vec<(&'static Module, Vec<&'static Program>)> {
-    let is_missing = |program: &&Program| programs::find(program.name, assets, Some(cache)).is_none();
+fn missing(need: Need, assets: Option<&OsStr>, cache: &Path) -> Vec<(&'static Module, Vec<&'static Program>)> {
+    let is_missing =
+        |program: &&Program| program.need == need && programs::find(program.name, assets, Some(cache)).is_none();
     let of_module = |module: &'static Module| (module, module.programs.iter().filter(is_missing).collect::<Vec<_>>());
     MODULES.iter().map(of_module).filter(|(_, programs)| !programs.is_empty()).collect()
 }
 
 /// Builds the programs in a folder that stays if this is interrupted, so nothing is compiled twice.
-fn build_all(folder: &Path, cache: &Path, missing: &[(&Module, Vec<&Program>)]) -> Result<()> {
+fn build_all(need: Need, folder: &Path, cache: &Path, missing: &[(&Module, Vec<&Program>)]) -> Result<()> {
     let names: Vec<_> = missing.iter().flat_map(|(_, programs)| programs).map(|program| program.name).collect();
-    workspace::progress(&format!(
-        "building {} from Go modules, for the tests (once, about ten minutes)",
-        names.join(", ")
-    ));
-    let work = folder.join("build");
+    workspace::progress(&format!("building {} from Go modules (once, about ten minutes)", names.join(", ")));
+    // go.mod has the dependencies of what was needed first.
+    let work = folder.join(match need {
+        Need::Tests => "build",
+        Need::Nodes => "build-nodes",
+    });
     let go = Go::install(&work)?;
     for (module, programs) in missing {
-        let tree = build::Tree::new(&go, &work, module)?;
+        let tree = build::Tree::new(&go, &work, module, programs)?;
         for program in programs {
             let place = module.place(cache, program.name);
             tree.build(program, &place)?;
@@ -103,18 +106,21 @@ mod tests {
     #[test]
     fn a_program_that_the_user_named_or_built_is_not_missing() {
         let (cache, assets) = (folder("cache"), folder("assets"));
-        assert_eq!(names(&missing(None, &cache)), ["kube-apiserver", "kube-proxy", "kubectl", "etcd", "helm"]);
+        assert_eq!(
+            names(&missing(Need::Tests, None, &cache)),
+            ["kube-apiserver", "kube-proxy", "kubectl", "etcd", "helm"]
+        );
 
         fs::write(assets.join("kube-apiserver"), "").unwrap();
         assert!(check(assets.as_os_str()).unwrap_err().to_string().contains("etcd"));
         fs::write(assets.join("etcd"), "").unwrap();
         check(assets.as_os_str()).unwrap();
-        assert_eq!(names(&missing(Some(assets.as_os_str()), &cache)), ["kube-proxy", "kubectl", "helm"]);
+        assert_eq!(names(&missing(Need::Tests, Some(assets.as_os_str()), &cache)), ["kube-proxy", "kubectl", "helm"]);
 
         let place = MODULES[0].place(&cache, "kube-proxy");
         fs::create_dir_all(place.parent().unwrap()).unwrap();
         fs::write(&place, "").unwrap();
-        assert_eq!(names(&missing(Some(assets.as_os_str()), &cache)), ["kubectl", "helm"]);
+        assert_eq!(names(&missing(Need::Tests, Some(assets.as_os_str()), &cache)), ["kubectl", "helm"]);
         assert_eq!(programs::find("kube-proxy", None, Some(&cache)), Some(place));
         assert_eq!(programs::find("etcd", Some(assets.as_os_str()), None), Some(assets.join("etcd")));
         assert_eq!(programs::find("bash", None, Some(&cache)), None);

@@ -29,7 +29,7 @@ pub(super) struct Tree<'a> {
 impl<'a> Tree<'a> {
     /// Downloads the module and resolves the versions of its dependencies. Go checks everything
     /// against the public checksum database.
-    pub(super) fn new(go: &'a Go, work: &Path, module: &'a Module) -> Result<Self> {
+    pub(super) fn new(go: &'a Go, work: &Path, module: &'a Module, programs: &[&Program]) -> Result<Self> {
         let folder = work.join(module.name);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let tree = Self { go, folder, module };
@@ -44,7 +44,7 @@ impl<'a> Tree<'a> {
         let its_own = fs::read_to_string(&its_own).with_context(|| format!("cannot read {}", its_own.display()))?;
         write(&go_mod(module, &its_own))?;
         let mut get = tree.command(["get"]);
-        get.args(module.programs.iter().map(|program| format!("{}@{}", program.package, module.version)));
+        get.args(programs.iter().map(|program| format!("{}@{}", program.package, module.version)));
         workspace::prepare(&mut get)?;
         // The first line is written last: it marks a complete file, which is not made again.
         let resolved = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

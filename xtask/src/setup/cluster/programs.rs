@@ -30,6 +30,17 @@ pub(crate) struct Program {
     pub(crate) name: &'static str,
     /// Its package.
     pub(crate) package: &'static str,
+    /// What needs it.
+    pub(crate) need: Need,
+}
+
+/// What needs a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The tests.
+    Tests,
+    /// A cluster with real nodes.
+    Nodes,
 }
 
 /// Kubernetes, etcd and Helm. Dependencies of the same version, above all Kubernetes' client, are
@@ -41,9 +52,17 @@ pub(crate) const MODULES: [Module; 3] = [
         version: "v1.37.1",
         siblings: "v0.37.1",
         programs: &[
-            Program { name: "kube-apiserver", package: "k8s.io/kubernetes/cmd/kube-apiserver" },
-            Program { name: "kube-proxy", package: "k8s.io/kubernetes/cmd/kube-proxy" },
-            Program { name: "kubectl", package: "k8s.io/kubernetes/cmd/kubectl" },
+            Program { name: "kube-apiserver", package: "k8s.io/kubernetes/cmd/kube-apiserver", need: Need::Tests },
+            Program { name: "kube-proxy", package: "k8s.io/kubernetes/cmd/kube-proxy", need: Need::Tests },
+            Program { name: "kubectl", package: "k8s.io/kubernetes/cmd/kubectl", need: Need::Tests },
+            Program {
+                name: "kube-controller-manager",
+                package: "k8s.io/kubernetes/cmd/kube-controller-manager",
+                need: Need::Nodes,
+            },
+            Program { name: "kube-scheduler", package: "k8s.io/kubernetes/cmd/kube-scheduler", need: Need::Nodes },
+            Program { name: "kubelet", package: "k8s.io/kubernetes/cmd/kubelet", need: Need::Nodes },
+            Program { name: "agnhost", package: "k8s.io/kubernetes/test/images/agnhost", need: Need::Nodes },
         ],
         stamps: &[
             ("k8s.io/component-base/version.gitVersion", "v1.37.1"),
@@ -57,7 +76,7 @@ pub(crate) const MODULES: [Module; 3] = [
         path: "go.etcd.io/etcd/server/v3",
         version: "v3.7.3",
         siblings: "v3.7.3",
-        programs: &[Program { name: "etcd", package: "go.etcd.io/etcd/server/v3" }],
+        programs: &[Program { name: "etcd", package: "go.etcd.io/etcd/server/v3", need: Need::Tests }],
         stamps: &[],
     },
     Module {
@@ -65,7 +84,7 @@ pub(crate) const MODULES: [Module; 3] = [
         path: "helm.sh/helm/v4",
         version: "v4.3.1",
         siblings: "v4.3.1",
-        programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm" }],
+        programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm", need: Need::Tests }],
         stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
     },
 ];

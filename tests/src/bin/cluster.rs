@@ -1,0 +1,309 @@
+//! `cargo xtask cluster`: a real Kubernetes cluster on this machine, until it is taken down.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Read as _, Seek as _, SeekFrom},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Parser, Subcommand, ValueEnum};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, setsid},
+};
+use serde::{Deserialize, Serialize};
+use vipmux_tests::{
+    api_server::ADMIN,
+    cleanup, cluster_programs,
+    kube_proxy::Mode,
+    lan::MOST_NODES,
+    real_cluster::{Plan, RealCluster},
+};
+
+/// The folder of what is known about running clusters.
+const STATE: &str = "/run/vipmux-clusters";
+/// The interval of looks at the log and at the process.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Runs a real Kubernetes cluster on this machine: etcd, API server, controller manager, scheduler, and
+/// nodes with kubelet, containerd and kube-proxy, each in namespaces of its own. Needs root, and about
+/// 1.5 GiB of memory for three nodes.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask cluster")]
+struct Arguments {
+    /// The cluster's name. Several clusters can run side by side.
+    #[arg(long, default_value = "vipmux", global = true, value_parser = parse_name)]
+    name: String,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Start the cluster, and return when its nodes are Ready
+    Up(Up),
+    /// Show the cluster's nodes, Pods and machines
+    Status,
+    /// Run a shell, or a command, on one of its machines, with kubectl and a kubeconfig
+    Shell {
+        /// control-plane, client, remote (behind the router), or a node's name
+        #[arg(long, default_value = "control-plane")]
+        on: String,
+        /// The command; a shell if there is none
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// End the cluster, and remove everything that it made
+    Down,
+    /// The process that has the cluster
+    #[command(hide = true)]
+    Serve(Up),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct Up {
+    /// The number of nodes
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_NODES)))]
+    nodes: u8,
+    /// kube-proxy's mode
+    #[arg(long, value_enum, default_value_t = KubeProxy::Nftables)]
+    kube_proxy: KubeProxy,
+    /// The files of vipmux's image
+    #[arg(long, hide = true, env = "VIPMUX_IMAGE_ROOT")]
+    image: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KubeProxy {
+    Iptables,
+    Nftables,
+}
+
+impl From<KubeProxy> for Mode {
+    fn from(mode: KubeProxy) -> Self {
+        match mode {
+            KubeProxy::Iptables => Self::Iptables,
+            KubeProxy::Nftables => Self::Nftables,
+        }
+    }
+}
+
+/// A running cluster, for the other commands.
+#[derive(Debug, Deserialize, Serialize)]
+struct State {
+    kubeconfig: PathBuf,
+    machines: Vec<Machine>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct Machine {
+    name: String,
+    address: String,
+    address_v6: String,
+    /// Its network namespace.
+    network: PathBuf,
+    /// The first process of a node's namespaces.
+    pid: Option<u32>,
+    /// The folder of a node's logs.
+    logs: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let Arguments { name, action } = Arguments::parse();
+    let done = match action {
+        Action::Up(_) => up(&name),
+        Action::Status => status(&name),
+        Action::Shell { on, command } => shell(&name, &on, &command),
+        Action::Down => down(&name),
+        Action::Serve(up) => serve(&name, up),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A name is part of a file's.
+fn parse_name(name: &str) -> Result<String, String> {
+    let is_good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if is_good { Ok(name.to_owned()) } else { Err("only letters, digits and `-`".to_owned()) }
+}
+
+fn path(name: &str, extension: &str) -> PathBuf {
+    Path::new(STATE).join(format!("{name}.{extension}"))
+}
+
+/// Returns the process that has the cluster of this name, or starts it; `None`: there is none.
+fn process(name: &str) -> Option<i32> {
+    let pid = fs::read_to_string(path(name, "pid")).ok()?.trim().parse().ok()?;
+    is_running(pid).then_some(pid)
+}
+
+/// Returns the running cluster of this name.
+fn running(name: &str) -> Result<State> {
+    ensure!(process(name).is_some(), "no cluster {name} is running; start it by `cargo xtask cluster up`");
+    let (path, log) = (path(name, "json"), path(name, "log"));
+    let text = fs::read(&path).with_context(|| format!("the cluster {name} is starting; see {}", log.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))
+}
+
+/// Returns whether this process has a cluster.
+fn is_running(pid: i32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).any(|argument| argument == b"serve")
+}
+
+/// Starts the process that has the cluster, and shows what it says until the cluster runs.
+fn up(name: &str) -> Result<()> {
+    ensure!(process(name).is_none(), "a cluster {name} is running; end it by `cargo xtask cluster down`");
+    fs::create_dir_all(STATE).with_context(|| format!("cannot make {STATE}"))?;
+    let (state, log) = (path(name, "json"), path(name, "log"));
+    let _ = fs::remove_file(&state);
+    let output = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
+    let mut serve = Command::new(env::current_exe()?);
+    serve.args(env::args().skip(1).map(|argument| if argument == "up" { "serve".to_owned() } else { argument }));
+    serve.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).current_dir("/");
+    // SAFETY: between fork and exec, this is one system call.
+    unsafe { serve.pre_exec(|| setsid().map(drop).map_err(io::Error::from)) };
+    let mut child = serve.spawn().context("cannot start the cluster's process")?;
+    fs::write(path(name, "pid"), child.id().to_string()).context("cannot write the process's id")?;
+    let mut shown = 0;
+    loop {
+        thread::sleep(LOOK);
+        let ended = child.try_wait()?;
+        shown = show(&log, shown)?;
+        if let Some(status) = ended {
+            bail!("the cluster's process ended ({status}); its log is {}", log.display());
+        }
+        if state.exists() {
+            return status(name);
+        }
+    }
+}
+
+/// Shows what a log has from a position on. Returns the next position.
+fn show(log: &Path, from: u64) -> Result<u64> {
+    let mut file = File::open(log).with_context(|| format!("cannot read {}", log.display()))?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    eprint!("{text}");
+    Ok(from + u64::try_from(text.len())?)
+}
+
+/// Has the cluster until a signal comes.
+fn serve(name: &str, up: Up) -> Result<()> {
+    cleanup::prepare()?;
+    cleanup::exit_with_on_interrupt(0);
+    let plan = Plan { nodes: up.nodes, mode: up.kube_proxy.into(), vipmux: up.image };
+    let cluster = RealCluster::start(&plan, &mut |step| eprintln!("==> {step}"))?;
+    let file = path(name, "json");
+    let draft = path(name, "draft");
+    fs::write(&draft, serde_json::to_vec_pretty(&state(&cluster)?)?)?;
+    fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))?;
+    loop {
+        thread::park();
+    }
+}
+
+fn state(cluster: &RealCluster) -> Result<State> {
+    let (api, lan) = (cluster.api.machine(), &cluster.lan);
+    let client = lan.client()?;
+    let mut machines = vec![
+        machine("control-plane", &api.address, &api.address_v6, api.namespace.path()),
+        machine("client", &client.address, &client.address_v6, client.namespace().path()),
+        machine("remote", &cluster.router.address, &cluster.router.address_v6, cluster.router.client().path()),
+    ];
+    for (node, real) in lan.nodes.iter().zip(&cluster.nodes) {
+        let machine = machine(&node.name, &node.address, &node.address_v6, node.namespace().path());
+        machines.push(Machine { pid: Some(real.pid()?), logs: Some(real.logs().to_owned()), ..machine });
+    }
+    Ok(State { kubeconfig: cluster.api.kubeconfig(ADMIN)?, machines })
+}
+
+fn machine(name: &str, address: &impl ToString, address_v6: &impl ToString, network: &Path) -> Machine {
+    let (address, address_v6) = (address.to_string(), address_v6.to_string());
+    Machine { name: name.to_owned(), address, address_v6, network: network.to_owned(), pid: None, logs: None }
+}
+
+impl State {
+    fn machine(&self, name: &str) -> Result<&Machine> {
+        let names = || self.machines.iter().map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ");
+        let found = self.machines.iter().find(|machine| machine.name == name);
+        found.with_context(|| format!("there is no machine {name}, only {}", names()))
+    }
+
+    /// Returns a command on a machine, with kubectl and the administrator's kubeconfig.
+    fn command(&self, machine: &Machine, command: &[String]) -> Result<Command> {
+        let mut enter = Command::new("nsenter");
+        if let Some(pid) = machine.pid {
+            enter.args(["--target", &pid.to_string()]);
+            enter.args(["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]);
+        } else {
+            let mut network = OsString::from("--net=");
+            network.push(&machine.network);
+            enter.arg(network);
+        }
+        let kubectl = cluster_programs::find("kubectl")?;
+        let folders = env::var_os("PATH").unwrap_or_default();
+        let folders = kubectl.parent().map(Path::to_owned).into_iter().chain(env::split_paths(&folders));
+        enter.env("PATH", env::join_paths(folders)?).env("KUBECONFIG", &self.kubeconfig).arg("--").args(command);
+        Ok(enter)
+    }
+}
+
+fn status(name: &str) -> Result<()> {
+    let state = running(name)?;
+    println!("cluster {name}, log {}", path(name, "log").display());
+    println!("kubeconfig {}, for the control plane's machine", state.kubeconfig.display());
+    for machine in &state.machines {
+        let logs = machine.logs.as_ref().map(|logs| format!("  logs in {}", logs.display())).unwrap_or_default();
+        println!("  {:<14} {:<14} {:<17}{logs}", machine.name, machine.address, machine.address_v6);
+    }
+    for what in [&["get", "nodes"][..], &["get", "pods", "--all-namespaces"]] {
+        let command: Vec<_> = ["kubectl"].iter().chain(what).map(|word| (*word).to_owned()).collect();
+        let shown = state.command(state.machine("control-plane")?, &command)?.status().context("cannot run nsenter")?;
+        ensure!(shown.success(), "kubectl failed ({shown})");
+    }
+    println!("try: cargo xtask cluster shell -- kubectl get all -A; end it: cargo xtask cluster down");
+    Ok(())
+}
+
+fn shell(name: &str, on: &str, command: &[String]) -> Result<()> {
+    let state = running(name)?;
+    let machine = state.machine(on)?;
+    let shell = [env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned())];
+    let command = if command.is_empty() { &shell } else { command };
+    let error = state.command(machine, command)?.exec();
+    Err(error).context("cannot run nsenter")
+}
+
+fn down(name: &str) -> Result<()> {
+    let found = process(name);
+    if let Some(pid) = found {
+        kill(Pid::from_raw(pid), Signal::SIGTERM).context("cannot end the cluster's process")?;
+        while is_running(pid) {
+            thread::sleep(LOOK);
+        }
+    }
+    // Removes what a killed one left.
+    cleanup::prepare()?;
+    for extension in ["json", "pid", "log"] {
+        let _ = fs::remove_file(path(name, extension));
+    }
+    println!(
+        "{}",
+        if found.is_some() { format!("cluster {name} is gone") } else { format!("no cluster {name} is running") }
+    );
+    Ok(())
+}
