@@ -119,7 +119,7 @@ mod tests {
         }
         assert!(!prober.wait(Duration::from_millis(10)).await, "the first attempts are quick");
         let begin = Instant::now();
-        let (_, is_over) = tokio::join!(
+        let ((), is_over) = tokio::join!(
             async {
                 sleep(PROBE_INTERVAL * 10).await;
                 outage.answered();
