@@ -110,7 +110,7 @@ impl KindWatch {
                 if is_watch && status.is_success() {
                     succeeded.store(true, Ordering::Relaxed);
                 }
-                if !status.is_server_error() {
+                if !is_away(Some(status.as_u16())) {
                     outage.answered();
                 }
             }
@@ -187,7 +187,7 @@ impl KindWatch {
 
     /// Waits after a failure with this status of the response, if there was one.
     async fn wait(&mut self, status: Option<u16>) {
-        let answers = status.is_some_and(|status| status < 500);
+        let answers = !is_away(status);
         if self.succeeded.swap(false, Ordering::Relaxed) || answers && self.retries.are_unanswered() {
             // An API server that has just started refuses what it allows soon after.
             self.failures = 0;
@@ -345,6 +345,12 @@ fn status(error: &watcher::Error) -> Option<u16> {
         watcher::Error::WatchError(status) => Some(status.code),
         watcher::Error::NoResourceVersion => None,
     }
+}
+
+/// Returns whether a response with this status, or none, says that there is no API server now: a proxy says
+/// 502 or 504, and an API server that starts or ends 503. A failure with 500 may be one of the kind alone.
+fn is_away(status: Option<u16>) -> bool {
+    matches!(status, None | Some(502..=504))
 }
 
 /// Returns whether the API server knows the kind, but not `sendInitialEvents`: its validation says
