@@ -124,7 +124,7 @@ pub struct Election {
     settings: ElectionSettings,
     started: Duration,
     /// The VIPs that the kernel answered for then.
-    left: BTreeSet<Vip>,
+    led_at_start: BTreeSet<Vip>,
     wanted: Arc<BTreeMap<Vip, Candidates>>,
     availability: AbilityToLead,
     states: BTreeMap<Vip, VipState>,
@@ -178,7 +178,7 @@ impl Election {
             local,
             settings,
             started: now,
-            left: BTreeSet::new(),
+            led_at_start: BTreeSet::new(),
             wanted: Arc::default(),
             availability: AbilityToLead::default(),
             states: BTreeMap::new(),
@@ -201,8 +201,8 @@ impl Election {
     /// Notes the VIPs that the kernel answers for since an earlier agent left it, before the first input.
     /// If their Leases say the same, this node answers on at once. Otherwise it asks the LAN first.
     #[must_use]
-    pub fn answering_for(self, left: BTreeSet<Vip>) -> Self {
-        Self { left, ..self }
+    pub fn resuming(self, led_at_start: BTreeSet<Vip>) -> Self {
+        Self { led_at_start, ..self }
     }
 
     /// Builds a fault in, before the first input.
@@ -324,7 +324,7 @@ impl Election {
         let guard = TakeoverGuard {
             local: &self.local,
             started: self.started,
-            left: &self.left,
+            led_at_start: &self.led_at_start,
             back: self.fence.back(),
             lease: self.settings.lease,
             fencings: &self.fencings,

@@ -22,8 +22,8 @@ const EVERY: Duration = Duration::from_millis(500);
 /// The time for which another node must have a better reach. When a whole segment goes down, all nodes
 /// find out in this time, and tell each other.
 const SETTLE: Duration = Duration::from_secs(2);
-/// The time for which no other node's reach must be better before a node may lead again. It doubles with each cut that
-/// follows within [`FORGOTTEN`] of the last one, up to [`LONGEST_HOLD`].
+/// The time for which no other node's reach must be better before a node may lead again. It doubles with
+/// each cut that follows within [`FORGOTTEN`] of the last one, up to [`LONGEST_HOLD`].
 const HOLD: Duration = Duration::from_secs(5);
 const LONGEST_HOLD: Duration = Duration::from_mins(5);
 const FORGOTTEN: Duration = Duration::from_mins(10);

@@ -125,7 +125,7 @@ impl Kernel {
     }
 
     /// Returns the VIPs that the kernel answers for.
-    pub(super) fn answered(&self, now: Duration) -> Result<BTreeSet<Vip>, MapsError> {
+    pub(super) fn answering(&self, now: Duration) -> Result<BTreeSet<Vip>, MapsError> {
         if self.maps.read_fence()?.deadline <= nanoseconds(now) {
             return Ok(BTreeSet::new());
         }

@@ -166,8 +166,8 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let keys = gossip_keys::follow(&options, found_keys)?;
     let watched = store::follow(&leases);
     let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone());
-    let left = kernel.answered(boottime()?)?;
-    let (elector, reports) = start_elector(&options, left, leases, keys.clone(), made_key)?;
+    let led = kernel.answering(boottime()?)?;
+    let (elector, reports) = start_elector(&options, led, leases, keys.clone(), made_key)?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
     let (meters, liveness) = (Meters::default(), Arc::<Liveness>::default());
@@ -281,16 +281,16 @@ fn open_kernel(options: &RuntimeOptions) -> Result<Kernel, KernelError> {
 
 /// Starts the election, and the gossip with the other agents.
 ///
-/// `left`: the VIPs that the kernel answers for.
+/// `led`: the VIPs that the kernel answers for.
 fn start_elector(
     options: &RuntimeOptions,
-    left: BTreeSet<Vip>,
+    led: BTreeSet<Vip>,
     leases: ConfiguredStore,
     keys: watch::Receiver<SealingKeys>,
     made_key: Option<PathBuf>,
 ) -> Result<(Elector, mpsc::Receiver<StoreReport>), AgentError> {
     let now = boottime()?;
-    let election = Election::new(options.node.clone(), options.election, now).answering_for(left);
+    let election = Election::new(options.node.clone(), options.election, now).resuming(led);
     let gossip = gossip::GossipSettings { local: options.node.clone(), port: options.gossip_port, keys };
     Elector::start(election, options.election.lease, gossip, leases, seed()?, made_key)
 }

@@ -2,10 +2,10 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::{self, File},
     io::{self, Read as _, Seek as _, SeekFrom},
-    os::unix::process::CommandExt as _,
+    os::unix::{ffi::OsStrExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
     thread,
@@ -118,7 +118,7 @@ struct Machine {
 fn main() -> ExitCode {
     let Arguments { name, action } = Arguments::parse();
     let done = match action {
-        Action::Up(_) => up(&name),
+        Action::Up(plan) => up(&name, &plan),
         Action::Status => status(&name),
         Action::Shell { on, command } => shell(&name, &on, &command),
         Action::Down => down(&name),
@@ -157,21 +157,26 @@ fn running(name: &str) -> Result<State> {
     serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))
 }
 
-/// Returns whether this process has a cluster.
+/// Returns whether this process has a cluster. Another program may have its id by now.
 fn is_running(pid: i32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split(|byte| *byte == 0).any(|argument| argument == b"serve")
+    let mut arguments = line.split(|byte| *byte == 0);
+    let program = arguments.next().unwrap_or_default();
+    Path::new(OsStr::from_bytes(program)).file_name() == Some(OsStr::new("cluster"))
+        && arguments.next() == Some(b"serve")
 }
 
 /// Starts the process that has the cluster, and shows what it says until the cluster runs.
-fn up(name: &str) -> Result<()> {
+fn up(name: &str, plan: &Up) -> Result<()> {
     ensure!(process(name).is_none(), "a cluster {name} is running; end it by `cargo xtask cluster down`");
     fs::create_dir_all(STATE).with_context(|| format!("cannot make {STATE}"))?;
     let (state, log) = (path(name, "json"), path(name, "log"));
     let _ = fs::remove_file(&state);
     let output = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
     let mut serve = Command::new(env::current_exe()?);
-    serve.args(env::args().skip(1).map(|argument| if argument == "up" { "serve".to_owned() } else { argument }));
+    serve.args(["serve", "--name", name, "--nodes", &plan.nodes.to_string()]);
+    serve.arg("--kube-proxy").arg(Mode::from(plan.kube_proxy).to_string());
+    serve.args(plan.image.iter().flat_map(|image| [OsStr::new("--image"), image.as_os_str()]));
     serve.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).current_dir("/");
     // SAFETY: between fork and exec, this is one system call.
     unsafe { serve.pre_exec(|| setsid().map(drop).map_err(io::Error::from)) };

@@ -56,7 +56,7 @@ pub(super) struct TakeoverGuard<'a> {
     pub(super) local: &'a NodeName,
     pub(super) started: Duration,
     /// The VIPs that this node's kernel answered for when the agent started.
-    pub(super) left: &'a BTreeSet<Vip>,
+    pub(super) led_at_start: &'a BTreeSet<Vip>,
     /// The time since when this node has evidence without a gap.
     pub(super) back: Duration,
     /// The time that this node's kernel answers after the last evidence.
@@ -72,7 +72,7 @@ impl TakeoverGuard<'_> {
         let Some(known) = &state.known else { return Takeover::Granted { why: Why::First, witnessed: true } };
         if known.node == *self.local {
             // It may have handed the VIP to a node that did not write the Lease, and forgotten that.
-            let witnessed = self.left.contains(&vip) || now >= past(LONG_PROMISE.max(self.lease), self.started);
+            let witnessed = self.led_at_start.contains(&vip) || now >= past(LONG_PROMISE.max(self.lease), self.started);
             return Takeover::Granted { why: Why::Resumed, witnessed };
         }
         let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);

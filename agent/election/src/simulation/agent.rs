@@ -95,8 +95,8 @@ impl NodeHandle<'_> {
         let _ = membership.publish(Item::Agent(info), now);
         membership.set_nodes(names, now);
         let kernel = &self.get().kernel;
-        let left = if now < kernel.deadline { kernel.flags.clone() } else { BTreeSet::new() };
-        let mut election = Election::new(local, settings, now).answering_for(left);
+        let led = if now < kernel.deadline { kernel.flags.clone() } else { BTreeSet::new() };
+        let mut election = Election::new(local, settings, now).resuming(led);
         election.mutate(self.world.mutation);
         let agent = Agent {
             membership,

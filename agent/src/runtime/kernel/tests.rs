@@ -79,9 +79,9 @@ fn a_plan_that_is_older_than_the_election_changes_no_leading_flag() {
     }
     assert_eq!(led(&kernel), vips);
     let now = boottime().unwrap();
-    assert_eq!(kernel.answered(now).unwrap(), [].into(), "the fence is closed");
+    assert_eq!(kernel.answering(now).unwrap(), [].into(), "the fence is closed");
     kernel.extend(now + Duration::from_secs(1)).unwrap();
-    assert_eq!(kernel.answered(now).unwrap(), vips.iter().copied().collect());
+    assert_eq!(kernel.answering(now).unwrap(), vips.iter().copied().collect());
     let mut stale = desired(&vips, 443);
     stale.vips.values_mut().for_each(|vip| vip.interfaces = 3);
     kernel.sync(&stale, |_| Ok(())).unwrap();

@@ -103,6 +103,7 @@ pub(super) fn with_jitter(delay: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
+    use vipmux_testing::pages::{CLUSTER, assert_says};
 
     use super::*;
 
@@ -128,6 +129,14 @@ mod tests {
         );
         assert!(is_over);
         assert!(begin.elapsed() <= PROBE_INTERVAL * 10 + FOLLOWING * 2, "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn the_page_has_the_times_of_the_code() {
+        let (least, most) = (PROBE_INTERVAL.as_secs(), (PROBE_INTERVAL * 2).as_secs());
+        assert_says(CLUSTER, &format!("one watch of a process tries every {least} to {most} s"));
+        assert_eq!(FOLLOWING * 2, Duration::from_millis(500));
+        assert_says(CLUSTER, "the others follow within half a second");
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,9 +6,9 @@ use super::*;
 /// Another agent may have left its VIPs to a node that has not written the Lease yet.
 #[test]
 fn an_agent_that_came_back_goes_on_with_what_its_kernel_answers_for_and_asks_the_lan_about_the_rest() {
-    for (left, waits, asks) in [(true, 0, false), (false, 0, true), (false, 30, false)] {
+    for (led, waits, asks) in [(true, 0, false), (false, 0, true), (false, 30, false)] {
         let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
-        bench.election.left.extend(left.then_some(vip4(1)));
+        bench.election.led_at_start.extend(led.then_some(vip4(1)));
         bench.ticks(waits);
         bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 3, "v3"))])) });
         bench.tick().later(ms(20)).give(Input::Peers).give(read(Some(lease("a", 3, "v3"))));
@@ -23,7 +23,7 @@ fn an_agent_that_came_back_goes_on_with_what_its_kernel_answers_for_and_asks_the
             bench.give(probed(AddressOwner::Nobody)).give(swapped("v4"));
             assert_eq!(bench.said(), ["swap v3 for 4", "claim 4", "lead 4: it led it before, and came back in time"]);
         } else {
-            assert_eq!(said, ["read", "swap v3 for 3"], "left: {left}, after {waits} ticks");
+            assert_eq!(said, ["read", "swap v3 for 3"], "led: {led}, after {waits} ticks");
             bench.give(swapped("v4"));
             assert_eq!(bench.said(), ["claim 3", "lead 3: it led it before, and came back in time"]);
         }
