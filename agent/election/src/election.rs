@@ -41,6 +41,7 @@
 //! [`Command::Reload`] asks for evidence anew.
 
 mod fence;
+mod fencings;
 mod io;
 mod leader_index;
 mod leadership_transfer;
@@ -66,8 +67,9 @@ use imbl::OrdMap;
 
 use self::{
     fence::Fence,
+    fencings::Fencings,
     leader_index::LeaderIndex,
-    node_records::{Fencings, OwnRecord},
+    node_records::OwnRecord,
     peer_announcements::Inquiries,
     schedule::EvaluationSchedule,
     takeover_guard::TakeoverGuard,

@@ -3,8 +3,9 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
+    fmt::Write as _,
     fs::{self, File},
-    io::{self, Read as _, Seek as _, SeekFrom},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     os::unix::{ffi::OsStrExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -269,18 +270,20 @@ impl State {
 
 fn status(name: &str) -> Result<()> {
     let state = running(name)?;
-    println!("cluster {name}, log {}", path(name, "log").display());
-    println!("kubeconfig {}, for the control plane's machine", state.kubeconfig.display());
+    let mut text = format!("cluster {name}, log {}\n", path(name, "log").display());
+    writeln!(text, "kubeconfig {}, for the control plane's machine", state.kubeconfig.display())?;
     for machine in &state.machines {
         let logs = machine.logs.as_ref().map(|logs| format!("  logs in {}", logs.display())).unwrap_or_default();
-        println!("  {:<14} {:<14} {:<17}{logs}", machine.name, machine.address, machine.address_v6);
+        writeln!(text, "  {:<14} {:<14} {:<17}{logs}", machine.name, machine.address, machine.address_v6)?;
     }
+    // A reader that ends early, such as `head`, is no failure.
+    let _ = io::stdout().write_all(text.as_bytes());
     for what in [&["get", "nodes"][..], &["get", "pods", "--all-namespaces"]] {
         let command: Vec<_> = ["kubectl"].iter().chain(what).map(|word| (*word).to_owned()).collect();
         let shown = state.command(state.machine("control-plane")?, &command)?.status().context("cannot run nsenter")?;
         ensure!(shown.success(), "kubectl failed ({shown})");
     }
-    println!("try: cargo xtask cluster shell -- kubectl get all -A; end it: cargo xtask cluster down");
+    eprintln!("try: cargo xtask cluster shell -- kubectl get all -A; end it: cargo xtask cluster down");
     Ok(())
 }
 

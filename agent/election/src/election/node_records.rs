@@ -21,20 +21,17 @@
 //! A record says for how long its node answers after a swap or read: its *promise*. As long as a majority
 //! may be elsewhere, that is `--lease`. Half of the members need fear no majority. Another promise must be
 //! written before it counts.
+//!
+//! This module has the node's own record, and [`fencings`](super::fencings) those of the others.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    hash::Hasher as _,
-    time::Duration,
-};
+use std::{hash::Hasher as _, time::Duration};
 
 use twox_hash::XxHash64;
 
-use super::{Command, Election, HEARTBEAT, Lost, io::RecordOutcome, lease_operations::HEDGE, takeover_guard::MARGIN};
+use super::{Command, Election, HEARTBEAT, Lost, io::RecordOutcome};
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
     membership::{MemberStatus, Peers},
-    mutation::Mutation,
 };
 use vipmux_model::NodeName;
 
@@ -46,13 +43,6 @@ pub(super) const LONG_PROMISE: Duration = Duration::from_secs(2);
 const UNDISPUTED: Duration = Duration::from_secs(5);
 /// The longest time from a failure of the store to the next question for evidence.
 const MOST_BACK_OFF: Duration = Duration::from_secs(1);
-/// The time for which a node counts as fenced after its record said so.
-const FENCED: Duration = Duration::from_secs(5);
-/// The time for which a node that answered a challenge is left alone,
-const ANSWERED: Duration = Duration::from_secs(10);
-/// and one whose record could not be read or written.
-const UNAVAILABLE: Duration = Duration::from_millis(200);
-
 /// This node's record.
 #[derive(Debug, Default)]
 pub(super) struct OwnRecord {
@@ -94,115 +84,8 @@ enum OwnOperation {
     Confirm { promise: Option<Duration>, written: Duration },
 }
 
-/// The other nodes by their records.
-#[derive(Debug, Default)]
-pub(super) struct Fencings {
-    /// The nodes whose VIPs this one is about to take.
-    nodes: BTreeMap<NodeName, Fencing>,
-    /// When the records of other nodes were asked for that were read or swapped last.
-    read: BTreeMap<NodeName, Duration>,
-    /// The last time at which this node was cut off: promises may have changed meanwhile.
-    cut_off: Option<Duration>,
-    /// The promises of nodes that are not fenced, as their records were read or a watch showed them last.
-    promises: BTreeMap<NodeName, Duration>,
-}
-
-/// The progress of fencing a node.
-#[derive(Debug)]
-struct Fencing {
-    stage: FencingStage,
-    aim: Aim,
-    began: Duration,
-}
-
-/// What the record of another node is read for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Aim {
-    /// To know its promise.
-    Know,
-    /// To fence it if it does not answer.
-    Challenge,
-    /// To fence it at once: a majority takes its VIPs.
-    Displace,
-}
-
-#[derive(Clone, Debug)]
-enum FencingStage {
-    /// Its record is read. `challenged`: it had time to answer.
-    Read { challenged: bool },
-    /// A challenge is written.
-    Challenge { promise: Duration },
-    /// It may answer the challenge until then.
-    Wait { version: Version, promise: Duration, until: Duration },
-    /// Its record is written: it is fenced.
-    Fence,
-    /// It was fenced. That is believed until then.
-    Fenced { until: Duration },
-    /// It answered, or the store could not be used. Nothing is done until then.
-    Pause { until: Duration },
-}
-
-impl FencingStage {
-    /// Returns whether an operation on the record is under way.
-    const fn is_under_way(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Challenge { .. } | Self::Fence)
-    }
-}
-
-impl Fencings {
-    /// Returns whether a node has no evidence from its record, and gets none before it has seen to it
-    /// that its VIPs are still its own.
-    pub(super) fn is_fenced(&self, node: &NodeName, now: Duration) -> bool {
-        let stage = self.nodes.get(node).map(|fencing| &fencing.stage);
-        matches!(stage, Some(FencingStage::Fenced { until }) if now < *until)
-    }
-
-    /// Returns whether the record of a node is being read. A store that does not answer soon is not waited
-    /// for.
-    pub(super) fn is_reading(&self, node: &NodeName, now: Duration) -> bool {
-        let fencing = self.nodes.get(node).filter(|fencing| now < fencing.began + HEDGE);
-        fencing.is_some_and(|fencing| matches!(fencing.stage, FencingStage::Read { .. }))
-    }
-
-    /// Returns whether the promise of a node may have changed while this one was cut off.
-    pub(super) fn is_unsure(&self, node: &NodeName) -> bool {
-        self.cut_off.is_some() && self.read.get(node).copied() <= self.cut_off
-    }
-
-    /// Returns whether the record of a node that is down since this time has to be read.
-    pub(super) fn has_to_read(&self, node: &NodeName, since: Duration) -> bool {
-        self.read.get(node).copied() <= Some(since).max(self.cut_off)
-    }
-
-    /// Notes what a node promises in its record. A node that is fenced promises nothing.
-    fn note_promise(&mut self, node: &NodeName, content: &RecordContent) {
-        if matches!(content.standing, RecordStanding::Fenced(_)) {
-            self.promises.remove(node);
-        } else {
-            self.promises.insert(node.clone(), content.promise);
-        }
-    }
-
-    /// Forgets a node whose record is gone, as that of a Node that was deleted.
-    fn forget(&mut self, node: &NodeName) {
-        self.read.remove(node);
-        self.promises.remove(node);
-        self.nodes.retain(|fenced, fencing| fenced != node || fencing.stage.is_under_way());
-    }
-
-    /// Notes that this node was cut off.
-    pub(super) const fn note_cut_off(&mut self, now: Duration) {
-        self.cut_off = Some(now);
-    }
-
-    /// Returns whether a node may answer for longer than `lease` after its last evidence, by its record.
-    pub(super) fn promises_more(&self, node: &NodeName, lease: Duration) -> bool {
-        self.promises.get(node).is_some_and(|promise| *promise > lease)
-    }
-}
-
 /// Returns whether exactly half of the known members are alive, this node included.
-fn is_half(peers: &Peers) -> bool {
+pub(super) fn is_half(peers: &Peers) -> bool {
     let count =
         |status: fn(MemberStatus) -> bool| peers.members.values().filter(|peer| status(peer.status)).count() + 1;
     count(MemberStatus::is_alive) * 2 == count(|status| status != MemberStatus::Left)
@@ -311,7 +194,7 @@ impl Election {
         if *node != self.local {
             // Who could swap a record knew it.
             if matches!(outcome, RecordOutcome::Read(_) | RecordOutcome::Swapped(_)) {
-                self.fencings.read.insert(node.clone(), asked);
+                self.fencings.note_read(node, asked);
             }
             if let RecordOutcome::Read(Some(record)) = &outcome {
                 self.fencings.note_promise(node, &record.content);
@@ -399,147 +282,7 @@ impl Election {
         if matches!(record.content.standing, RecordStanding::Fenced(_)) {
             return;
         }
-        if let Some(Fencing { stage: FencingStage::Fenced { until }, .. }) = self.fencings.nodes.get_mut(node) {
-            // The record is read again before anything more is taken.
-            *until = now;
-        }
-    }
-
-    /// Begins to fence nodes, with time to answer. Called again and again as long as VIPs wait for it.
-    pub(super) fn challenge(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
-        for node in nodes {
-            self.begin_fencing(&node, Aim::Challenge, now);
-        }
-        self.continue_fencing(peers, now);
-    }
-
-    /// Reads the records of nodes, to know their promises.
-    pub(super) fn read_promises(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
-        for node in nodes {
-            self.begin_fencing(&node, Aim::Know, now);
-        }
-        self.continue_fencing(peers, now);
-    }
-
-    /// Begins to fence nodes whose VIPs a majority takes. Nobody waits for it.
-    pub(super) fn displace(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
-        for node in nodes {
-            let is_alive = peers.members.get(&node).is_some_and(|peer| peer.status.is_alive());
-            if node != self.local && !is_alive {
-                self.begin_fencing(&node, Aim::Displace, now);
-            }
-        }
-        self.continue_fencing(peers, now);
-    }
-
-    fn begin_fencing(&mut self, node: &NodeName, aim: Aim, now: Duration) {
-        let begins = match self.fencings.nodes.get_mut(node) {
-            None => true,
-            Some(fencing) => {
-                fencing.aim = fencing.aim.max(aim);
-                match fencing.stage {
-                    FencingStage::Fenced { until } | FencingStage::Pause { until } => now >= until,
-                    _ => false,
-                }
-            }
-        };
-        if begins {
-            self.fencings
-                .nodes
-                .insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, aim, began: now });
-            self.commands.push(Command::ReadRecord(node.clone()));
-        }
-    }
-
-    /// Fences the nodes that had time to answer, and forgets those that are alive.
-    pub(super) fn continue_fencing(&mut self, peers: &Peers, now: Duration) {
-        let is_alive = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.status.is_alive());
-        // An operation that is under way ends first.
-        self.fencings.nodes.retain(|node, fencing| fencing.stage.is_under_way() || !is_alive(node));
-        for (node, fencing) in &mut self.fencings.nodes {
-            match fencing.stage.clone() {
-                FencingStage::Wait { version, promise, until } if now >= until || fencing.aim == Aim::Displace => {
-                    fencing.stage = FencingStage::Fence;
-                    let standing = RecordStanding::Fenced(self.local.clone());
-                    self.commands.push(Command::SwapRecord {
-                        node: node.clone(),
-                        expected: Some(version),
-                        content: RecordContent { standing, promise },
-                    });
-                }
-                FencingStage::Wait { until, .. } => self.schedule.wake_at(until),
-                FencingStage::Pause { until } | FencingStage::Fenced { until } if until > now => {
-                    self.schedule.wake_at(until);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Handles the result of an operation on the record of a node that is to be fenced.
-    fn fencing_progressed(&mut self, node: &NodeName, outcome: RecordOutcome, peers: &Peers, now: Duration) {
-        self.schedule.dirty = true;
-        let peer = peers.members.get(node);
-        if peer.is_some_and(|peer| peer.status.is_alive()) {
-            self.fencings.nodes.remove(node);
-        }
-        let Some(fencing) = self.fencings.nodes.get_mut(node) else { return };
-        let agent = peer.and_then(|peer| peer.state.agent.as_ref());
-        let lease = agent.map_or(self.settings.lease, |agent| agent.lease);
-        // Elsewhere may be a majority, whose watches must have time to show the challenge.
-        let time_to_answer = |promise: Duration| {
-            let promise = if is_half(peers) { promise } else { promise.max(LONG_PROMISE) };
-            if self.mutated.is(Mutation::FencesAtOnce) { Duration::ZERO } else { promise + promise / 50 + MARGIN }
-        };
-        let displaces = fencing.aim == Aim::Displace;
-        let stage = match (fencing.stage.clone(), outcome) {
-            (FencingStage::Read { challenged }, RecordOutcome::Read(record)) => {
-                let (standing, promise, version) = match record {
-                    Some(NodeRecord { content: RecordContent { standing, promise }, version }) => {
-                        (Some(standing), promise.max(lease), Some(version))
-                    }
-                    None => (None, lease, None),
-                };
-                let is_fenced = matches!(standing, Some(RecordStanding::Fenced(_)));
-                if displaces && promise > lease && !is_fenced {
-                    // It was no majority either, and need not have noticed that there is one.
-                    fencing.aim = Aim::Challenge;
-                }
-                match (standing, version) {
-                    (Some(RecordStanding::Fenced(_)), _) => Some(FencingStage::Fenced { until: now + FENCED }),
-                    // A majority need not wait for its record.
-                    _ if fencing.aim == Aim::Know || !displaces && peers.majority && promise <= lease => None,
-                    (Some(RecordStanding::Challenged(_)), Some(version)) => {
-                        Some(FencingStage::Wait { version, promise, until: now + time_to_answer(promise) })
-                    }
-                    (Some(RecordStanding::Confirmed), _) if challenged && !displaces => {
-                        Some(FencingStage::Pause { until: now + ANSWERED })
-                    }
-                    (_, expected) => {
-                        let (standing, stage) = if fencing.aim == Aim::Displace {
-                            (RecordStanding::Fenced(self.local.clone()), FencingStage::Fence)
-                        } else {
-                            (RecordStanding::Challenged(self.local.clone()), FencingStage::Challenge { promise })
-                        };
-                        let content = RecordContent { standing, promise };
-                        self.commands.push(Command::SwapRecord { node: node.clone(), expected, content });
-                        Some(stage)
-                    }
-                }
-            }
-            (FencingStage::Challenge { promise }, RecordOutcome::Swapped(version)) => {
-                Some(FencingStage::Wait { version, promise, until: now + time_to_answer(promise) })
-            }
-            (FencingStage::Fence, RecordOutcome::Swapped(_)) => Some(FencingStage::Fenced { until: now + FENCED }),
-            (stage, RecordOutcome::Conflict) => {
-                self.commands.push(Command::ReadRecord(node.clone()));
-                Some(FencingStage::Read { challenged: matches!(stage, FencingStage::Fence) })
-            }
-            _ => Some(FencingStage::Pause { until: now + UNAVAILABLE }),
-        };
-        match stage {
-            Some(stage) => fencing.stage = stage,
-            None => drop(self.fencings.nodes.remove(node)),
-        }
+        // The record is read again before anything more is taken.
+        self.fencings.doubt(node, now);
     }
 }

@@ -7,7 +7,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    node_records::{Fencings, LONG_PROMISE},
+    fencings::Fencings,
+    node_records::LONG_PROMISE,
     vip_state::{KnownLeader, VipState},
 };
 use crate::{

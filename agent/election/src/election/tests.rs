@@ -2,6 +2,7 @@
 
 mod announced;
 mod answering;
+mod fencing;
 mod handing_over;
 mod properties;
 mod taking_over;

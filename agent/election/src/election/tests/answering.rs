@@ -348,13 +348,19 @@ fn half_of_the_members_and_a_minority_after_a_while_need_to_confirm_less_often()
     assert!((1..=3).contains(&later), "{said:?}");
 }
 
-#[test]
-fn a_majority_that_is_back_need_not_wait_for_a_long_promise() {
+/// A leader that is half of the members, and has just promised 2 s in its record, `r1`.
+fn half() -> Bench {
     let mut bench = alone();
     bench.peers.members.remove(&node_name("c"));
     bench.give(recorded("a", bench.now, confirmed("r0")));
     bench.later(LEASE / 2).give(Input::Peers);
     bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r1"))));
+    bench
+}
+
+#[test]
+fn a_majority_that_is_back_need_not_wait_for_a_long_promise() {
+    let mut bench = half();
     assert_eq!(bench.election.fence.deadline, Some(bench.now + ms(2_000)));
     bench.recorded();
     bench.peer("b").status = MemberStatus::Alive;
@@ -370,11 +376,7 @@ fn a_majority_that_is_back_need_not_wait_for_a_long_promise() {
 
 #[test]
 fn a_majority_that_is_back_does_not_wait_for_a_store_that_is_slow() {
-    let mut bench = alone();
-    bench.peers.members.remove(&node_name("c"));
-    bench.give(recorded("a", bench.now, confirmed("r0")));
-    bench.later(LEASE / 2).give(Input::Peers);
-    bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r1"))));
+    let mut bench = half();
     bench.recorded();
     bench.later(ms(1_000)).give(Input::Tick { carrier: true });
     assert_eq!(bench.recorded(), ["read a"]);
@@ -393,14 +395,10 @@ fn a_majority_that_is_back_does_not_wait_for_a_store_that_is_slow() {
 /// Its kernel may still answer by it.
 #[test]
 fn a_long_promise_stays_in_the_record_until_a_majority_is_back() {
-    let mut bench = alone();
-    let dead = bench.peers.members.remove(&node_name("c")).unwrap();
-    bench.give(recorded("a", bench.now, confirmed("r0")));
-    bench.later(LEASE / 2).give(Input::Peers);
-    bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r1"))));
+    let mut bench = half();
     bench.recorded();
     // A third of the members need not be all that are alive.
-    bench.peers.members.insert(node_name("c"), dead);
+    bench.peers.members.insert(node_name("c"), peer(MemberStatus::Down, T));
     bench.later(ms(1_000)).give(Input::Tick { carrier: true });
     assert_eq!(bench.recorded(), ["read a"]);
     let challenged = RecordContent { standing: RecordStanding::Challenged(node_name("b")), promise: ms(2_000) };

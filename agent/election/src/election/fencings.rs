@@ -1,0 +1,321 @@
+//! The records of other nodes: what they promise, and how a node is fenced whose VIPs this one takes
+//! ([`node_records`](super::node_records)).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{
+    Command, Election,
+    io::RecordOutcome,
+    lease_operations::HEDGE,
+    node_records::{LONG_PROMISE, is_half},
+    takeover_guard::MARGIN,
+};
+use crate::{
+    lease::{NodeRecord, RecordContent, RecordStanding, Version},
+    membership::Peers,
+    mutation::Mutation,
+};
+use vipmux_model::NodeName;
+
+/// The time for which a node counts as fenced after its record said so.
+const FENCED: Duration = Duration::from_secs(5);
+/// The time for which a node that answered a challenge is left alone,
+const ANSWERED: Duration = Duration::from_secs(10);
+/// and one whose record could not be read or written.
+const UNAVAILABLE: Duration = Duration::from_millis(200);
+
+/// The other nodes by their records.
+#[derive(Debug, Default)]
+pub(super) struct Fencings {
+    /// The nodes whose VIPs this one is about to take.
+    nodes: BTreeMap<NodeName, Fencing>,
+    /// When the records of other nodes were asked for that were read or swapped last.
+    read: BTreeMap<NodeName, Duration>,
+    /// The last time at which this node was cut off: promises may have changed meanwhile.
+    cut_off: Option<Duration>,
+    /// The promises of nodes that are not fenced, as their records were read or a watch showed them last.
+    promises: BTreeMap<NodeName, Duration>,
+}
+
+/// The progress of fencing a node.
+#[derive(Debug)]
+struct Fencing {
+    stage: FencingStage,
+    aim: Aim,
+    began: Duration,
+}
+
+/// What the record of another node is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Aim {
+    /// To know its promise.
+    Know,
+    /// To fence it if it does not answer.
+    Challenge,
+    /// To fence it at once: a majority takes its VIPs.
+    Displace,
+}
+
+#[derive(Clone, Debug)]
+enum FencingStage {
+    /// Its record is read. `challenged`: it had time to answer.
+    Read { challenged: bool },
+    /// A challenge is written.
+    Challenge { promise: Duration },
+    /// It may answer the challenge until then.
+    Wait { version: Version, promise: Duration, until: Duration },
+    /// Its record is written: it is fenced.
+    Fence,
+    /// It was fenced. That is believed until then.
+    Fenced { until: Duration },
+    /// It answered, or the store could not be used. Nothing is done until then.
+    Pause { until: Duration },
+}
+
+impl FencingStage {
+    /// Returns whether an operation on the record is under way.
+    const fn is_under_way(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Challenge { .. } | Self::Fence)
+    }
+}
+
+impl Fencings {
+    /// Returns whether a node has no evidence from its record, and gets none before it has seen to it
+    /// that its VIPs are still its own.
+    pub(super) fn is_fenced(&self, node: &NodeName, now: Duration) -> bool {
+        let stage = self.nodes.get(node).map(|fencing| &fencing.stage);
+        matches!(stage, Some(FencingStage::Fenced { until }) if now < *until)
+    }
+
+    /// Returns whether the record of a node is being read. A store that does not answer soon is not waited
+    /// for.
+    pub(super) fn is_reading(&self, node: &NodeName, now: Duration) -> bool {
+        let fencing = self.nodes.get(node).filter(|fencing| now < fencing.began + HEDGE);
+        fencing.is_some_and(|fencing| matches!(fencing.stage, FencingStage::Read { .. }))
+    }
+
+    /// Returns whether the promise of a node may have changed while this one was cut off.
+    pub(super) fn is_unsure(&self, node: &NodeName) -> bool {
+        self.cut_off.is_some() && self.read.get(node).copied() <= self.cut_off
+    }
+
+    /// Returns whether the record of a node that is down since this time has to be read.
+    pub(super) fn has_to_read(&self, node: &NodeName, since: Duration) -> bool {
+        self.read.get(node).copied() <= Some(since).max(self.cut_off)
+    }
+
+    /// Notes that the record of a node, asked for at `asked`, was read or swapped.
+    pub(super) fn note_read(&mut self, node: &NodeName, asked: Duration) {
+        self.read.insert(node.clone(), asked);
+    }
+
+    /// Notes what a node promises in its record. A node that is fenced promises nothing.
+    pub(super) fn note_promise(&mut self, node: &NodeName, content: &RecordContent) {
+        if matches!(content.standing, RecordStanding::Fenced(_)) {
+            self.promises.remove(node);
+        } else {
+            self.promises.insert(node.clone(), content.promise);
+        }
+    }
+
+    /// Forgets a node whose record is gone, as that of a Node that was deleted.
+    pub(super) fn forget(&mut self, node: &NodeName) {
+        self.read.remove(node);
+        self.promises.remove(node);
+        self.nodes.retain(|fenced, fencing| fenced != node || fencing.stage.is_under_way());
+    }
+
+    /// Believes no longer that a node is fenced, if it was: its record says something else.
+    pub(super) fn doubt(&mut self, node: &NodeName, now: Duration) {
+        if let Some(Fencing { stage: FencingStage::Fenced { until }, .. }) = self.nodes.get_mut(node) {
+            *until = now;
+        }
+    }
+
+    /// Notes that this node was cut off.
+    pub(super) const fn note_cut_off(&mut self, now: Duration) {
+        self.cut_off = Some(now);
+    }
+
+    /// Returns whether a node may answer for longer than `lease` after its last evidence, by its record.
+    pub(super) fn promises_more(&self, node: &NodeName, lease: Duration) -> bool {
+        self.promises.get(node).is_some_and(|promise| *promise > lease)
+    }
+}
+
+impl Election {
+    /// Begins to fence nodes, with time to answer. Called again and again as long as VIPs wait for it.
+    pub(super) fn challenge(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
+        for node in nodes {
+            self.begin_fencing(&node, Aim::Challenge, now);
+        }
+        self.continue_fencing(peers, now);
+    }
+
+    /// Reads the records of nodes, to know their promises.
+    pub(super) fn read_promises(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
+        for node in nodes {
+            self.begin_fencing(&node, Aim::Know, now);
+        }
+        self.continue_fencing(peers, now);
+    }
+
+    /// Begins to fence nodes whose VIPs a majority takes. Nobody waits for it.
+    pub(super) fn displace(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
+        for node in nodes {
+            let is_alive = peers.members.get(&node).is_some_and(|peer| peer.status.is_alive());
+            if node != self.local && !is_alive {
+                self.begin_fencing(&node, Aim::Displace, now);
+            }
+        }
+        self.continue_fencing(peers, now);
+    }
+
+    fn begin_fencing(&mut self, node: &NodeName, aim: Aim, now: Duration) {
+        let begins = match self.fencings.nodes.get_mut(node) {
+            None => true,
+            Some(fencing) => {
+                fencing.aim = fencing.aim.max(aim);
+                match fencing.stage {
+                    FencingStage::Fenced { until } | FencingStage::Pause { until } => now >= until,
+                    _ => false,
+                }
+            }
+        };
+        if begins {
+            self.fencings
+                .nodes
+                .insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, aim, began: now });
+            self.commands.push(Command::ReadRecord(node.clone()));
+        }
+    }
+
+    /// Fences the nodes that had time to answer, and forgets those that are alive.
+    pub(super) fn continue_fencing(&mut self, peers: &Peers, now: Duration) {
+        let is_alive = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.status.is_alive());
+        // An operation that is under way ends first.
+        self.fencings.nodes.retain(|node, fencing| fencing.stage.is_under_way() || !is_alive(node));
+        for (node, fencing) in &mut self.fencings.nodes {
+            match fencing.stage.clone() {
+                FencingStage::Wait { version, promise, until } if now >= until || fencing.aim == Aim::Displace => {
+                    fencing.stage = FencingStage::Fence;
+                    let standing = RecordStanding::Fenced(self.local.clone());
+                    self.commands.push(Command::SwapRecord {
+                        node: node.clone(),
+                        expected: Some(version),
+                        content: RecordContent { standing, promise },
+                    });
+                }
+                FencingStage::Wait { until, .. } => self.schedule.wake_at(until),
+                FencingStage::Pause { until } | FencingStage::Fenced { until } if until > now => {
+                    self.schedule.wake_at(until);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Handles the result of an operation on the record of a node that is to be fenced.
+    pub(super) fn fencing_progressed(&mut self, node: &NodeName, outcome: RecordOutcome, peers: &Peers, now: Duration) {
+        self.schedule.dirty = true;
+        let peer = peers.members.get(node);
+        if peer.is_some_and(|peer| peer.status.is_alive()) {
+            self.fencings.nodes.remove(node);
+        }
+        let Some(fencing) = self.fencings.nodes.get_mut(node) else { return };
+        let agent = peer.and_then(|peer| peer.state.agent.as_ref());
+        let lease = agent.map_or(self.settings.lease, |agent| agent.lease);
+        let at_once = self.mutated.is(Mutation::FencesAtOnce);
+        let scene = FencingScene { local: &self.local, node, lease, peers, now, at_once };
+        let stage = match (fencing.stage.clone(), outcome) {
+            (FencingStage::Read { challenged }, RecordOutcome::Read(record)) => {
+                let (stage, swap) = scene.after_read(fencing, record, challenged);
+                self.commands.extend(swap);
+                stage
+            }
+            (FencingStage::Challenge { promise }, RecordOutcome::Swapped(version)) => {
+                Some(FencingStage::Wait { version, promise, until: now + scene.time_to_answer(promise) })
+            }
+            (FencingStage::Fence, RecordOutcome::Swapped(_)) => Some(FencingStage::Fenced { until: now + FENCED }),
+            (stage, RecordOutcome::Conflict) => {
+                self.commands.push(Command::ReadRecord(node.clone()));
+                Some(FencingStage::Read { challenged: matches!(stage, FencingStage::Fence) })
+            }
+            _ => Some(FencingStage::Pause { until: now + UNAVAILABLE }),
+        };
+        match stage {
+            Some(stage) => fencing.stage = stage,
+            None => drop(self.fencings.nodes.remove(node)),
+        }
+    }
+}
+
+/// What the next step of fencing a node depends on.
+struct FencingScene<'a> {
+    local: &'a NodeName,
+    node: &'a NodeName,
+    /// The node's own `--lease`.
+    lease: Duration,
+    peers: &'a Peers,
+    now: Duration,
+    /// A fault that is built in: the node has no time to answer.
+    at_once: bool,
+}
+
+impl FencingScene<'_> {
+    /// Returns how long a node may take to answer a challenge. Elsewhere may be a majority, whose watches
+    /// must have time to show it.
+    fn time_to_answer(&self, promise: Duration) -> Duration {
+        let promise = if is_half(self.peers) { promise } else { promise.max(LONG_PROMISE) };
+        if self.at_once { Duration::ZERO } else { promise + promise / 50 + MARGIN }
+    }
+
+    /// Returns the next stage after the node's record was read, and the swap that it begins with; `None`:
+    /// nothing more is to be done. `challenged`: the node had time to answer.
+    fn after_read(
+        &self,
+        fencing: &mut Fencing,
+        record: Option<NodeRecord>,
+        challenged: bool,
+    ) -> (Option<FencingStage>, Option<Command>) {
+        let (standing, promise, version) = match record {
+            Some(NodeRecord { content: RecordContent { standing, promise }, version }) => {
+                (Some(standing), promise.max(self.lease), Some(version))
+            }
+            None => (None, self.lease, None),
+        };
+        if matches!(standing, Some(RecordStanding::Fenced(_))) {
+            return (Some(FencingStage::Fenced { until: self.now + FENCED }), None);
+        }
+        let (displaces, is_long) = (fencing.aim == Aim::Displace, promise > self.lease);
+        if displaces && is_long {
+            // It was no majority either, and need not have noticed that there is one.
+            fencing.aim = Aim::Challenge;
+        }
+        // A majority need not wait for its record.
+        if fencing.aim == Aim::Know || !displaces && self.peers.majority && !is_long {
+            return (None, None);
+        }
+        let stage = match (standing, &version) {
+            (Some(RecordStanding::Challenged(_)), Some(version)) => {
+                let until = self.now + self.time_to_answer(promise);
+                return (Some(FencingStage::Wait { version: version.clone(), promise, until }), None);
+            }
+            (Some(RecordStanding::Confirmed), _) if challenged && !displaces => {
+                return (Some(FencingStage::Pause { until: self.now + ANSWERED }), None);
+            }
+            _ if fencing.aim == Aim::Displace => FencingStage::Fence,
+            _ => FencingStage::Challenge { promise },
+        };
+        let by = self.local.clone();
+        let standing = match stage {
+            FencingStage::Fence => RecordStanding::Fenced(by),
+            _ => RecordStanding::Challenged(by),
+        };
+        let content = RecordContent { standing, promise };
+        (Some(stage), Some(Command::SwapRecord { node: self.node.clone(), expected: version, content }))
+    }
+}
