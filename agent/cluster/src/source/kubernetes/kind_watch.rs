@@ -7,10 +7,7 @@ use std::{
     error::Error,
     io,
     iter::successors,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,8 +20,9 @@ use kube::{
 use serde_json::Value;
 use tokio::{select, sync::mpsc, time::sleep};
 
+pub(super) use self::backoff::delay;
 use self::{
-    backoff::{absent_retry, delay, with_backoff},
+    backoff::{absent_retry, with_backoff},
     duplicate_names::DuplicateNames,
 };
 use super::{
@@ -78,10 +76,6 @@ pub(super) struct KindWatch {
     /// Set for a kind whose objects are in namespaces although vipmux takes their names as
     /// cluster-wide.
     duplicate_names: Option<DuplicateNames>,
-    /// Failures since the last success.
-    failures: u32,
-    /// A request has succeeded since the last failure.
-    succeeded: Arc<AtomicBool>,
     retries: Retries,
     /// The failure that was logged last, and when.
     logged: Option<(String, Instant)>,
@@ -102,19 +96,8 @@ impl KindWatch {
         rollbacks: Rollbacks,
         outage: Arc<Outage>,
     ) -> Self {
-        let (retries, succeeded) = (Retries::new(Arc::clone(&outage)), Arc::<AtomicBool>::default());
-        let client = with_backoff(client, {
-            let succeeded = Arc::clone(&succeeded);
-            // The first page of a list is no success: the rest may fail each time.
-            move |is_watch, status| {
-                if is_watch && status.is_success() {
-                    succeeded.store(true, Ordering::Relaxed);
-                }
-                if !is_away(Some(status.as_u16())) {
-                    outage.answered();
-                }
-            }
-        });
+        let retries = Retries::new(outage);
+        let client = with_backoff(client, retries.observer());
         let duplicate_names = kind.is_named_across_namespaces().then(DuplicateNames::default);
         Self {
             client,
@@ -125,8 +108,6 @@ impl KindWatch {
             rollbacks,
             streaming: true,
             duplicate_names,
-            failures: 0,
-            succeeded,
             retries,
             logged: None,
             failing: false,
@@ -153,7 +134,6 @@ impl KindWatch {
                     true
                 }
                 Err(error) if self.kind.is_custom() && status(&error) == Some(404) && self.is_absent().await => {
-                    // It was answered, and asks no more for long.
                     self.retries.end();
                     let alive = self.report_absent().await;
                     self.wait_until_served().await;
@@ -175,30 +155,13 @@ impl KindWatch {
                     } else {
                         self.log_failure(&error);
                     }
-                    self.wait(status(&error)).await;
+                    self.retries.pause(status(&error)).await;
                     true
                 }
             };
             if !alive {
                 return;
             }
-        }
-    }
-
-    /// Waits after a failure with this status of the response, if there was one.
-    async fn wait(&mut self, status: Option<u16>) {
-        let answers = !is_away(status);
-        if self.succeeded.swap(false, Ordering::Relaxed) || answers && self.retries.are_unanswered() {
-            // An API server that has just started refuses what it allows soon after.
-            self.failures = 0;
-            self.retries.end();
-        }
-        let delay = delay(self.failures);
-        self.failures = self.failures.saturating_add(1);
-        if answers {
-            sleep(delay).await;
-        } else if self.retries.wait(delay).await {
-            self.failures = 0;
         }
     }
 
@@ -216,7 +179,7 @@ impl KindWatch {
     async fn handle(&mut self, event: watcher::Event<DynamicObject>) -> bool {
         // The start of a list is no success: it may break off each time.
         if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
-            self.succeeded.store(true, Ordering::Relaxed);
+            self.retries.succeed();
             if std::mem::take(&mut self.failing) {
                 tracing::info!(kind = self.kind.name(), "watching the API server again");
             }
@@ -345,12 +308,6 @@ fn status(error: &watcher::Error) -> Option<u16> {
         watcher::Error::WatchError(status) => Some(status.code),
         watcher::Error::NoResourceVersion => None,
     }
-}
-
-/// Returns whether a response with this status, or none, says that there is no API server now: a proxy says
-/// 502 or 504, and an API server that starts or ends 503. A failure with 500 may be one of the kind alone.
-fn is_away(status: Option<u16>) -> bool {
-    matches!(status, None | Some(502..=504))
 }
 
 /// Returns whether the API server knows the kind, but not `sendInitialEvents`: its validation says

@@ -32,7 +32,7 @@ pub(super) const fn absent_retry(checks: u32) -> Duration {
 }
 
 /// Returns how long to wait after this many failures.
-pub(super) fn delay(failures: u32) -> Duration {
+pub(in super::super) fn delay(failures: u32) -> Duration {
     with_jitter((MIN_DELAY * 2_u32.saturating_pow(failures.min(16))).min(MAX_DELAY))
 }
 
