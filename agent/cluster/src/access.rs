@@ -6,6 +6,7 @@ use http::header::{HeaderValue, USER_AGENT};
 use kube::{
     Client, Config,
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    runtime::watcher,
 };
 
 /// The time limit for a new connection, and for sending a request.
@@ -16,6 +17,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// hyper's client keeps an unused connection for 90 s. It must not be silent for too long when it is used
 /// again.
 const MAX_SILENCE: Duration = Duration::from_secs(100);
+/// The API server ends a watch after this time, or after up to twice as long. That is its own default,
+/// too (`--min-request-timeout`). A watch whose other end is gone ends earlier, since it is silent.
+const WATCH_LENGTH: Duration = Duration::from_mins(30);
 
 /// The settings for access to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +98,20 @@ impl ClusterClient {
         let client = Client::try_from(config).map_err(|source| AccessError::Client(Box::new(source)))?;
         Ok(Self { client, namespace })
     }
+}
+
+/// Returns the settings of a watch. Its length is random, so that not all watches end together.
+pub fn watch_config() -> watcher::Config {
+    let seconds = with_jitter(WATCH_LENGTH).as_secs();
+    watcher::Config::default().timeout(u32::try_from(seconds).unwrap_or(u32::MAX))
+}
+
+/// Adds up to as much again at random.
+pub(crate) fn with_jitter(delay: Duration) -> Duration {
+    let mut jitter = [0; 1];
+    // Without randomness all agents retry together, which the API server can bear.
+    let _ = getrandom::fill(&mut jitter);
+    delay + delay * u32::from(jitter[0]) / 256
 }
 
 impl fmt::Debug for ClusterClient {

@@ -25,8 +25,8 @@ impl RightScope {
     }
 }
 
-/// Returns the namespace of the allocator's Lease. RBAC cannot restrict `create` and `list` to names,
-/// and agents write the Leases in vipmux's own namespace. So they have no rights in this one.
+/// Returns the namespace of the allocator's Lease. RBAC cannot restrict `create` to names, and
+/// agents write the Leases in vipmux's own namespace. So they have no rights in this one.
 pub fn allocator_namespace(own: &str) -> String {
     format!("{own}-allocator")
 }
@@ -110,7 +110,7 @@ pub const AGENT: [Right; 2 * READ.len() + 10] = joined(
 );
 
 /// The rights of the allocator's account.
-pub const ALLOCATOR: [Right; 2 * READ.len() + 13] = joined(
+pub const ALLOCATOR: [Right; 2 * READ.len() + 14] = joined(
     following(),
     [
         cluster("", "services/status", "patch"),
@@ -118,9 +118,9 @@ pub const ALLOCATOR: [Right; 2 * READ.len() + 13] = joined(
         cluster(OWN, "vippolicies/status", "patch"),
         namespaced("coordination.k8s.io", "leases", "list"),
         namespaced("coordination.k8s.io", "leases", "watch"),
-        // Allocators of older versions hold it.
-        Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "get") },
         apart("coordination.k8s.io", "leases", "create"),
+        Right { name: Some(ALLOCATOR_LEASE), ..apart("coordination.k8s.io", "leases", "list") },
+        Right { name: Some(ALLOCATOR_LEASE), ..apart("coordination.k8s.io", "leases", "watch") },
         Right { name: Some(ALLOCATOR_LEASE), ..apart("coordination.k8s.io", "leases", "get") },
         Right { name: Some(ALLOCATOR_LEASE), ..apart("coordination.k8s.io", "leases", "update") },
         cluster("events.k8s.io", "events", "create"),

@@ -4,7 +4,7 @@
 //! ```text
 //!             read: nobody's; or unchanged or gone for its duration        written
 //!   Watching ───────────────────────────────────────────────► write ───────────► Holding ─┐ renewed
-//!      ▲  ▲   read: another's, changed since                    │ conflict          │  ▲──┘
+//!      ▲  ▲   read or noticed: another's, changed since         │ conflict          │  ▲──┘
 //!      │  └─────────────────────────────────────────────────────┘                   │
 //!      └─────────── nothing written for RENEW_DEADLINE, or taken by another ────────┘
 //! ```
@@ -13,6 +13,9 @@
 //! unchanged for its duration. Its holder stops earlier: [`RENEW_DEADLINE`] after it *started* the
 //! last renewal that was written. Writes that it started by then are given up within the rest of
 //! the duration.
+//!
+//! A watch tells whoever waits what becomes of the Lease. What it says may be old, so it is never the
+//! reason for leadership: each write names the version that it replaces.
 //!
 //! A deleted Lease is created again at once by the allocator that held it. Others wait until its
 //! holder must have noticed. An allocator that starts and never saw one cannot tell that from a new
@@ -26,7 +29,7 @@ pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// The leader renews the Lease this often.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// A Lease of another holder is read this often, and a failure is retried after this time.
+/// A missing Lease is read this often, and a failure is retried after this time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// A longer duration of another holder counts as this, in case it is a typing error.
 const MAX_FOREIGN_DURATION: Duration = Duration::from_mins(1);
@@ -160,12 +163,21 @@ impl LeaderElection {
 
     /// Returns whether nobody can be leader by this Lease, which another allocator holds or held.
     fn is_free(&self, record: &LeaseRecord, now: Duration) -> bool {
-        let unchanged = now.saturating_sub(self.since);
-        if self.missing {
+        let released = if self.missing {
             // Its own leadership would still last, so nobody else can have held it.
-            self.renewed.is_some() || unchanged >= LEASE_DURATION
+            self.renewed.is_some()
         } else {
-            record.holder.is_empty() || unchanged >= effective_duration(record)
+            record.holder.is_empty()
+        };
+        released || now.saturating_sub(self.since) >= self.duration(record)
+    }
+
+    /// Returns how long the Lease has to be unchanged, or missing, until it has expired.
+    fn duration(&self, record: &LeaseRecord) -> Duration {
+        if self.missing || record.duration.is_zero() {
+            LEASE_DURATION
+        } else {
+            record.duration.min(MAX_FOREIGN_DURATION)
         }
     }
 
@@ -190,11 +202,22 @@ impl LeaderElection {
         if self.seen.as_ref().is_some_and(|record| record.holder != self.identity) {
             self.renewed = None;
         }
-        // A free Lease is taken at once. A held one is read again later.
-        let free = self.seen.as_ref().is_none_or(|record| self.is_own(record) || self.is_free(record, now));
-        self.next = if free { now } else { now + RETRY_INTERVAL };
-        // Only reading tells whether it was created again: creating it names no version.
-        self.stale = self.missing && !free;
+        let held = self.seen.as_ref().filter(|record| !self.is_own(record) && !self.is_free(record, now));
+        // A free Lease is taken at once, a held one when it has expired. Only reading tells whether a
+        // missing one was created again: creating it names no version.
+        self.stale = self.missing && held.is_some();
+        self.next = match held {
+            Some(_) if self.missing => now + RETRY_INTERVAL,
+            Some(record) => self.since + self.duration(record),
+            None => now,
+        };
+    }
+
+    /// Takes in what a watch shows. Whoever holds the Lease knows better by its own writes.
+    pub fn noticed(&mut self, found: ReadResult, now: Duration) {
+        if self.renewed.is_none() {
+            self.read(found, now);
+        }
     }
 
     /// Takes in the result of a write that was started at `begun`.
@@ -224,11 +247,6 @@ impl LeaderElection {
         let (expected, transitions) = (Some(record.version.clone()), record.transitions);
         Some(LeaseUpdate { expected, holder: String::new(), transitions, acquires: false })
     }
-}
-
-/// Returns how long the Lease has to be unchanged until it has expired.
-fn effective_duration(record: &LeaseRecord) -> Duration {
-    if record.duration.is_zero() { LEASE_DURATION } else { record.duration.min(MAX_FOREIGN_DURATION) }
 }
 
 #[cfg(test)]

@@ -1,18 +1,22 @@
 //! Holds the Lease `vipmux-allocator` or waits for it, as [leader election](super::leader_election)
-//! decides.
-//!
-//! The Lease is in a namespace where agents have no rights. Allocators of older versions have theirs
-//! in vipmux's own namespace. As long as there is none in the new place, this one counts: its holder
-//! has to release it or let it expire.
+//! decides. The Lease is in a namespace where agents have no rights.
 
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
 };
-use kube::{Api, Client, Error, api::PostParams};
+use kube::{
+    Api, Client, Error,
+    api::PostParams,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
 use tokio::{
     select,
     sync::{oneshot, watch},
@@ -25,7 +29,10 @@ use super::{
     },
     write_result::FIELD_MANAGER,
 };
-use vipmux_cluster::clock::{boottime, wall};
+use vipmux_cluster::{
+    access::watch_config,
+    clock::{boottime, wall},
+};
 use vipmux_model::permissions::{ALLOCATOR_LEASE as LEASE_NAME, allocator_namespace};
 
 /// The time limit of a request.
@@ -57,8 +64,6 @@ impl LeaderState {
 /// The task that reads and writes the Lease.
 pub(super) struct LeaseElector {
     api: Api<Lease>,
-    /// The former place of the Lease; `None`: the Lease was seen in its place.
-    former: Option<FormerPlace>,
     election: LeaderElection,
     leader_state: watch::Sender<LeaderState>,
     /// The time when the Lease was acquired. For people.
@@ -72,10 +77,9 @@ impl LeaseElector {
     /// vipmux's own.
     pub(super) fn new(client: Client, namespace: &str, identity: &str) -> (Self, watch::Receiver<LeaderState>) {
         let (leader_state, receiver) = watch::channel(LeaderState::default());
-        let former = Some(FormerPlace { api: Api::namespaced(client.clone(), namespace), version: None });
         let api = Api::namespaced(client, &allocator_namespace(namespace));
         let election = LeaderElection::new(identity);
-        (Self { api, former, election, leader_state, acquired: wall(), logged: None }, receiver)
+        (Self { api, election, leader_state, acquired: wall(), logged: None }, receiver)
     }
 
     /// Runs until it is asked to stop. Then it releases the Lease, if no write is in flight any
@@ -83,11 +87,17 @@ impl LeaseElector {
     ///
     /// If it is dropped earlier, the Lease has to expire.
     pub(super) async fn run(mut self, mut stop: oneshot::Receiver<ElectorStop>) {
+        let mut lease_watch = watch_lease(self.api.clone());
         let how = loop {
             let now = boottime();
             match self.election.step(now) {
                 ElectionStep::Wait(until) => select! {
                     () = sleep(until.saturating_sub(now)) => {}
+                    Some(event) = lease_watch.next() => {
+                        if let Some(found) = found_by(event) {
+                            self.election.noticed(found, boottime());
+                        }
+                    }
                     how = &mut stop => break how,
                 },
                 ElectionStep::Read => {
@@ -129,7 +139,7 @@ impl LeaseElector {
     }
 
     async fn read(&mut self) -> ReadResult {
-        match timeout(REQUEST_TIMEOUT, self.find()).await {
+        match timeout(REQUEST_TIMEOUT, self.api.get_opt(LEASE_NAME)).await {
             Ok(Ok(Some(lease))) => {
                 self.log_success();
                 ReadResult::Lease(record_of(lease))
@@ -146,26 +156,10 @@ impl LeaseElector {
         }
     }
 
-    /// Returns the Lease; else that of the former place.
-    async fn find(&mut self) -> Result<Option<Lease>, Error> {
-        if let Some(lease) = self.api.get_opt(LEASE_NAME).await? {
-            self.former = None;
-            return Ok(Some(lease));
-        }
-        let Some(former) = &mut self.former else { return Ok(None) };
-        let lease = former.api.get_opt(LEASE_NAME).await?;
-        former.version = lease.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
-        Ok(lease)
-    }
-
     async fn put(&mut self, update: &LeaseUpdate) -> UpdateResult {
         if update.acquires {
             self.acquired = wall();
         }
-        // What succeeds the Lease of the former place is created.
-        let is_former = |version: &String| self.former.as_ref().is_some_and(|former| former.matches(version));
-        let expected = update.expected.clone().filter(|version| !is_former(version));
-        let update = &LeaseUpdate { expected, ..update.clone() };
         let lease = lease_of(update, self.acquired, wall());
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let request = async {
@@ -177,7 +171,6 @@ impl LeaseElector {
         match timeout(REQUEST_TIMEOUT, request).await {
             Ok(Ok(made)) => {
                 self.log_success();
-                self.former = None;
                 UpdateResult::Done(made.metadata.resource_version.unwrap_or_default())
             }
             // Deleted or created by another allocator in between.
@@ -213,16 +206,23 @@ impl LeaseElector {
     }
 }
 
-/// The place of the Lease in older versions.
-struct FormerPlace {
-    api: Api<Lease>,
-    /// The version of the Lease that was last read there.
-    version: Option<String>,
+/// Follows the Lease. What is seen is a hint: it may be older than what was read or written since.
+fn watch_lease(api: Api<Lease>) -> BoxStream<'static, watcher::Result<Event<Lease>>> {
+    let config = watch_config().fields(&format!("metadata.name={LEASE_NAME}"));
+    watcher(api, config).default_backoff().boxed()
 }
 
-impl FormerPlace {
-    fn matches(&self, version: &str) -> bool {
-        self.version.as_deref() == Some(version)
+/// Returns the Lease as an event shows it. A failure needs no line in the log: without a watch, the
+/// Lease is read when it should have expired, and that is logged if it fails, too.
+fn found_by(event: watcher::Result<Event<Lease>>) -> Option<ReadResult> {
+    match event {
+        Ok(Event::Apply(lease) | Event::InitApply(lease)) => Some(ReadResult::Lease(record_of(lease))),
+        Ok(Event::Delete(_)) => Some(ReadResult::NoLease),
+        Ok(Event::Init | Event::InitDone) => None,
+        Err(error) => {
+            tracing::debug!(%error, "cannot watch the allocator's lease");
+            None
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use vipmux_model::permissions::allocator_namespace;
 use vipmux_tests::{
     allocator::{self, Allocator, USER},
     api_proxy::{ApiProxy, Fault, Rule},
@@ -433,31 +432,6 @@ fn after_an_outage_of_the_api_server_an_allocator_goes_on() -> Result<()> {
         let complaints = allocator.process().output().matches("the allocator's lease can be read").count();
         ensure!(complaints == 1, "{}", allocator.process().output());
     }
-    Ok(())
-}
-
-/// An allocator of an older version has its Lease in vipmux's own namespace.
-#[test]
-fn an_allocator_waits_for_the_lease_of_an_older_version() -> Result<()> {
-    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
-    let lease = |namespace: &str, spec: Value| {
-        json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"namespace": namespace, "name": allocator::NAME}, "spec": spec,
-        })
-    };
-    let held = json!({"holderIdentity": "old_1", "leaseDurationSeconds": 3, "leaseTransitions": 6});
-    api.apply_all(&[lease(SYSTEM, held), service("one", 80, &[])])?;
-    let _new = Allocator::start(&api, &kubeconfig, "new", &[])?;
-    wait::until("the service's address", PATIENCE, || {
-        ensure!(!addresses(&get(&api, "one")?).is_empty());
-        Ok(())
-    })?;
-    assert_eq!(Allocator::holder(&api)?, "new");
-    let new = api.get(&lease(&allocator_namespace(SYSTEM), json!({})))?.context("no Lease")?;
-    assert_eq!(new["spec"]["leaseTransitions"], 7, "it follows the older one");
-    let old = api.get(&lease(SYSTEM, json!({})))?.context("no former Lease")?;
-    assert_eq!(old["spec"]["holderIdentity"], "old_1", "nobody writes the former Lease");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use kube::{
     Api,
     runtime::{
         WatchStreamExt as _,
-        watcher::{self, Event, watcher},
+        watcher::{Event, watcher},
     },
 };
 use tokio::{select, sync::watch, time::sleep};
@@ -20,7 +20,7 @@ use tokio::{select, sync::watch, time::sleep};
 use super::{
     ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, NodeRecord, StoreOperation, StoreOutcome, lease_object,
 };
-use crate::rollback;
+use crate::{access::watch_config, rollback};
 use vipmux_common::abi::Mac;
 use vipmux_model::{NodeName, Vip};
 
@@ -54,7 +54,7 @@ pub fn follow(store: &ConfiguredStore) -> WatchedLeases {
 pub fn follow_api(leases: Api<Object>) -> WatchedLeases {
     let (sender, receiver) = watch::channel(None);
     let mut rollbacks = rollback::follow(leases.clone(), rollback::LOOK);
-    let watch = move || watcher(leases.clone(), watcher::Config::default()).default_backoff().boxed();
+    let watch = move || watcher(leases.clone(), watch_config()).default_backoff().boxed();
     // Ends at the first event after the last receiver is gone. A watch that is cut off holds nothing
     // that needs care.
     tokio::spawn(async move {

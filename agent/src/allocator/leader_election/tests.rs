@@ -61,15 +61,47 @@ fn a_lease_of_another_is_taken_once_it_was_unchanged_for_its_duration() {
 }
 
 #[test]
-fn a_renewal_by_another_restarts_its_duration() {
+fn a_renewal_by_another_restarts_its_duration_and_is_noticed_without_reading() {
     let mut election = LeaderElection::new("a");
-    for round in 0..50 {
+    assert_eq!(election.step(s(0)), ElectionStep::Read);
+    election.read(ReadResult::Lease(record("b", "0")), s(0));
+    for round in 1..50 {
         let now = s(round * 5);
-        assert!(matches!(election.step(now), ElectionStep::Read | ElectionStep::Wait(_)), "{round}");
-        election.read(ReadResult::Lease(record("b", &round.to_string())), now);
+        assert!(matches!(election.step(now), ElectionStep::Wait(_)), "{round}");
+        election.noticed(ReadResult::Lease(record("b", &round.to_string())), now);
         assert_eq!((election.until(now), election.holder()), (None, Some("b")));
     }
-    assert!(matches!(election.step(s(49 * 5 + 14)), ElectionStep::Read));
+    assert_eq!(election.step(s(49 * 5 + 14)), ElectionStep::Wait(s(49 * 5 + 15)));
+    assert_eq!(update(&mut election, s(49 * 5 + 15)).expected.as_deref(), Some("49"));
+}
+
+#[test]
+fn a_release_that_is_noticed_is_followed_at_once() {
+    let mut election = LeaderElection::new("a");
+    election.read(ReadResult::Lease(record("b", "7")), s(0));
+    assert_eq!(election.step(s(1)), ElectionStep::Wait(s(15)));
+    election.noticed(ReadResult::Lease(record("", "8")), s(1));
+    let taken = update(&mut election, s(1));
+    assert_eq!((taken.expected.as_deref(), taken.transitions, taken.acquires), (Some("8"), 4, true));
+}
+
+/// It would not find out what it missed by creating the Lease.
+#[test]
+fn a_deletion_that_is_noticed_is_confirmed_by_reading() {
+    let mut election = LeaderElection::new("a");
+    election.read(ReadResult::Lease(record("b", "7")), s(0));
+    election.noticed(ReadResult::NoLease, s(1));
+    assert_eq!((election.step(s(2)), election.step(s(3))), (ElectionStep::Wait(s(3)), ElectionStep::Read));
+}
+
+#[test]
+fn what_a_watch_shows_late_does_not_end_a_leadership() {
+    for found in [ReadResult::Lease(record("b", "0")), ReadResult::Lease(record("", "0")), ReadResult::NoLease] {
+        let mut election = holding();
+        election.noticed(found, s(2));
+        assert_eq!((election.until(s(2)), election.holder()), (Some(s(10)), Some("a")));
+        assert_eq!(update(&mut election, s(5)).expected.as_deref(), Some("1"));
+    }
 }
 
 #[test]
@@ -176,7 +208,7 @@ fn a_leader_that_slept_does_not_lead_when_it_wakes() {
     assert!(!renewal.acquires, "it is its own by what it knows, and the version tells");
     election.wrote(&renewal, s(3_600), UpdateResult::Conflict, s(3_600));
     election.read(ReadResult::Lease(record("b", "9")), s(3_600));
-    assert_eq!((election.until(s(3_600)), election.step(s(3_601))), (None, ElectionStep::Wait(s(3_602))));
+    assert_eq!((election.until(s(3_600)), election.step(s(3_601))), (None, ElectionStep::Wait(s(3_615))));
 }
 
 #[test]
@@ -198,17 +230,26 @@ fn two_never_hold_it_at_once_whatever_happens() {
     /// The time that a write of a leader may take.
     const WRITE: Duration = Duration::from_secs(4);
 
-    // At each event the clock goes on and one of the two runs. Sometimes its answer is lost, or the
-    // Lease is deleted, but only once both have seen its holder.
+    // At each event the clock goes on and one of the two runs. Sometimes its answer is lost, a watch
+    // shows it the Lease as it was some changes ago, or the Lease is deleted, but only once both have
+    // seen its holder.
     let deleted = proptest::bool::weighted(0.05);
-    let events = proptest::collection::vec((0..2_usize, 0..4_000_u64, 0..4_u8, deleted), 1..400);
+    let noticed = proptest::option::of(0..4_usize);
+    let events = proptest::collection::vec((0..2_usize, 0..4_000_u64, 0..4_u8, noticed, deleted), 1..400);
     proptest!(|(events in events)| {
         let mut all = [LeaderElection::new("a"), LeaderElection::new("b")];
         let (mut lease, mut version, mut now) = (None::<LeaseRecord>, 0_u32, s(10));
+        let mut changes = vec![None];
         let mut ended = [s(0); 2];
-        for (who, later, fate, deleted) in events {
+        for (who, later, fate, noticed, deleted) in events {
             now += Duration::from_millis(later);
             lease.take_if(|record| deleted && all.iter().all(|one| one.holder() == Some(&record.holder)));
+            if changes.last() != Some(&lease) {
+                changes.push(lease.clone());
+            }
+            if let Some(shown) = noticed.and_then(|ago| changes.iter().rev().nth(ago)) {
+                all[who].noticed(shown.clone().map_or(ReadResult::NoLease, ReadResult::Lease), now);
+            }
             match all[who].step(now) {
                 ElectionStep::Wait(_) => {}
                 ElectionStep::Read if fate == 0 => all[who].read(ReadResult::Unknown, now),

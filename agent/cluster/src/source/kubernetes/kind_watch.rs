@@ -15,7 +15,7 @@ use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject},
-    runtime::watcher::{self, Config, watcher},
+    runtime::watcher::{self, watcher},
 };
 use serde_json::Value;
 use tokio::{select, sync::mpsc, time::sleep};
@@ -31,7 +31,10 @@ use super::{
     outage::{Outage, Retries},
     prune::prune,
 };
-use crate::rollback::{self, Rollbacks};
+use crate::{
+    access::watch_config,
+    rollback::{self, Rollbacks},
+};
 use vipmux_model::objects::{
     Problem,
     object::{Identity, Kind, Object},
@@ -168,9 +171,9 @@ impl KindWatch {
     fn watch(&self) -> Events {
         let config = match self.kind {
             // Headless Services are no load balancers, and their slices are as many as any.
-            Kind::EndpointSlice => Config::default().labels("!service.kubernetes.io/headless"),
-            Kind::Service => Config::default().fields("spec.type=LoadBalancer"),
-            _ => Config::default(),
+            Kind::EndpointSlice => watch_config().labels("!service.kubernetes.io/headless"),
+            Kind::Service => watch_config().fields("spec.type=LoadBalancer"),
+            _ => watch_config(),
         };
         let config = if self.streaming { config.streaming_lists() } else { config };
         watcher(Api::all_with(self.client.clone(), &resource(self.kind)), config).boxed()

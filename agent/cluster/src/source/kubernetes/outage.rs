@@ -20,6 +20,7 @@ use tokio::{
 };
 
 use super::kind_watch::delay;
+use crate::access::with_jitter;
 
 /// The prober tries this often, up to twice as long.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -132,14 +133,6 @@ impl Retries {
 /// 502 or 504, and an API server that starts or ends 503. A failure with 500 may be one of the kind alone.
 fn is_away(status: Option<u16>) -> bool {
     matches!(status, None | Some(502..=504))
-}
-
-/// Adds up to as much again at random.
-pub(super) fn with_jitter(delay: Duration) -> Duration {
-    let mut jitter = [0; 1];
-    // Without randomness all agents retry together, which the API server can bear.
-    let _ = getrandom::fill(&mut jitter);
-    delay + delay * u32::from(jitter[0]) / 256
 }
 
 #[cfg(test)]

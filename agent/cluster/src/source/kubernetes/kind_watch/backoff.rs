@@ -10,7 +10,7 @@ use kube::{Client, client::Body};
 use tokio::time::sleep;
 use tower::service_fn;
 
-use super::super::outage::with_jitter;
+use crate::access::with_jitter;
 
 /// The shortest delay between attempts and the longest. It doubles with each failure. Up to as much
 /// again is added at random, so that a thousand agents do not retry together.
