@@ -8,13 +8,21 @@ mod cache;
 #[allow(dead_code, reason = "how they are built is for xtask to know")]
 mod programs;
 
-use std::{env, path::PathBuf};
+use std::{env, ffi::OsString, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 
 /// The remedy for a missing program.
 pub const REMEDY: &str = "run `cargo xtask setup`, which builds it, or name a folder with kube-apiserver and etcd by \
                           KUBEBUILDER_ASSETS";
+
+/// Returns the value of `PATH` with kubectl and helm before the others.
+pub fn search_path() -> Result<OsString> {
+    let folders = ["kubectl", "helm"].into_iter().map(|program| Ok(find(program)?.with_file_name("")));
+    let mut folders = folders.collect::<Result<Vec<_>>>()?;
+    folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    Ok(env::join_paths(folders)?)
+}
 
 /// Returns a program's path.
 pub fn find(program: &str) -> Result<PathBuf> {

@@ -35,6 +35,7 @@ pub mod failover;
 pub mod flood;
 pub mod foreign_program;
 pub mod frames;
+pub mod guide;
 pub mod identity;
 pub mod keepalived;
 pub mod kube_proxy;

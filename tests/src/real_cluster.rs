@@ -1,5 +1,5 @@
-//! A real Kubernetes cluster on this machine: a control plane and nodes with kubelet, containerd and
-//! kube-proxy, in namespaces on a LAN.
+//! A real Kubernetes cluster on this machine: a control plane, nodes with kubelet, containerd and
+//! kube-proxy, in namespaces on a LAN, and CoreDNS in Pods.
 //!
 //! ```text
 //!   etcd, kube-apiserver,      client-1       client behind a router
@@ -11,12 +11,16 @@
 //!                 node-1   ...        node-N            kubelet, containerd, kube-proxy; Pods on cni0
 //! ```
 
+pub mod bench;
 mod cgroups;
 mod image;
 mod node;
 
 use std::{
+    env,
+    net::Ipv4Addr,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -26,24 +30,35 @@ use serde_json::json;
 use self::image::Image;
 pub use self::node::RealNode;
 use crate::{
-    api_server::ApiServer,
+    api_server::{ADMIN, ApiServer, SYSTEM},
     cleanup::Folder,
-    cluster_programs,
+    cluster_programs, guide,
     kube_proxy::Mode,
     lan::{Lan, Options},
-    process::Process,
+    process::{self, Process},
     router::Router,
     wait,
+    watch::{View, Watch},
 };
 
-/// The time limit for the nodes' readiness on a busy machine.
-const READY: Duration = Duration::from_mins(3);
+/// The time limit for whatever Kubernetes does on a busy machine.
+pub const PATIENCE: Duration = Duration::from_mins(3);
+/// The address of the cluster's DNS.
+const DNS: &str = "10.96.0.10";
+const COREDNS: &str = include_str!("real_cluster/coredns.yaml");
+const ECHO: &str = include_str!("real_cluster/echo.yaml");
+/// The port of the Service `shop/echo`, for TCP and UDP.
+const ECHO_PORT: u16 = 9000;
+/// The pause before and after what clients observe.
+const ANSWERS: usize = 50;
 
 /// What a cluster is made of.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The number of nodes.
     pub nodes: u8,
+    /// The number of clients on the LAN.
+    pub clients: u8,
     /// kube-proxy's mode.
     pub mode: Mode,
     /// The files of vipmux's image, as `cargo xtask image` makes them; `None`: the nodes do not have it.
@@ -59,6 +74,11 @@ pub struct RealCluster {
     pub router: Router,
     /// The LAN, with a client.
     pub lan: Lan,
+    /// The files of vipmux's image.
+    vipmux: Option<PathBuf>,
+    mode: Mode,
+    images: Vec<PathBuf>,
+    _images: Folder,
     _controllers: [Process; 2],
     /// The API server.
     pub api: ApiServer,
@@ -67,23 +87,118 @@ pub struct RealCluster {
 impl RealCluster {
     /// Starts a cluster, and waits until its nodes are Ready. `step` is told what happens.
     pub fn start(plan: &Plan, step: &mut dyn FnMut(&str)) -> Result<Self> {
-        let lan = Lan::new(Options { nodes: plan.nodes, ..Options::default() })?;
+        let lan = Lan::new(Options { nodes: plan.nodes, clients: plan.clients, ..Options::default() })?;
         let router = Router::plug_in(&lan)?;
         step("starting the control plane");
         let api = ApiServer::on(&lan)?.context("this machine lacks what the API server needs")?;
         let controllers = [api.start_controller_manager()?, api.start_scheduler()?];
-        let images = Folder::temporary("images")?;
+        let folder = Folder::temporary("images")?;
         step("making images");
-        let images = make_images(images.path(), plan.vipmux.as_deref())?;
+        let images = make_images(folder.path(), plan.vipmux.as_deref())?;
         let mut nodes = Vec::new();
         for node in &lan.nodes {
             step(&format!("starting {}", node.name));
             nodes.push(RealNode::start(node, &api, plan.mode, &images)?);
         }
-        let cluster = Self { nodes, router, lan, _controllers: controllers, api };
+        let vipmux = plan.vipmux.clone();
+        let cluster = Self {
+            nodes,
+            router,
+            lan,
+            vipmux,
+            mode: plan.mode,
+            images,
+            _images: folder,
+            _controllers: controllers,
+            api,
+        };
         step("waiting until the nodes are Ready");
         cluster.await_nodes()?;
+        step("waiting for the cluster's DNS");
+        cluster.api.kubectl_apply(COREDNS, &[])?;
+        cluster.await_rollout("kube-system", "deployment/coredns")?;
         Ok(cluster)
+    }
+
+    /// Returns the administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> Result<PathBuf> {
+        self.api.kubeconfig(ADMIN)
+    }
+
+    /// Runs a line of shell in the repository's folder, with kubectl and helm as the administrator, and
+    /// returns its stdout.
+    pub fn as_admin(&self, line: &str) -> Result<String> {
+        let mut shell = self.api.machine().namespace.command("sh")?;
+        shell.env("PATH", cluster_programs::search_path()?).env("KUBECONFIG", self.kubeconfig()?);
+        in_shell(shell, line)
+    }
+
+    /// Runs a line of shell on the client that is on the LAN.
+    pub fn on_the_client(&self, line: &str) -> Result<String> {
+        in_shell(self.lan.client()?.namespace().command("sh")?, line)
+    }
+
+    /// Runs a line of shell on a node, as its root, with the program `vipmux`.
+    pub fn as_root_on(&self, node: &str, line: &str) -> Result<String> {
+        let node = self.nodes.iter().find(|real| real.name == node).with_context(|| format!("no node {node}"))?;
+        let mut shell = node.command("sh")?;
+        let folders = env::var_os("PATH").unwrap_or_default();
+        let vipmux = self.vipmux.iter().map(|root| root.join("usr/bin"));
+        shell.env("PATH", env::join_paths(vipmux.chain(env::split_paths(&folders)))?);
+        in_shell(shell, line)
+    }
+
+    /// Adds a Service to observe, in the namespace `shop`, which exists.
+    pub fn add_echo(&self) -> Result<()> {
+        self.api.kubectl_apply(ECHO, &[])?;
+        self.await_rollout("shop", "deployment/echo")
+    }
+
+    /// Waits until a DaemonSet or Deployment has what it wants.
+    pub fn await_rollout(&self, namespace: &str, what: &str) -> Result<()> {
+        let seconds = format!("--timeout={}s", PATIENCE.as_secs());
+        self.api.kubectl(&["--namespace", namespace, "rollout", "status", what, &seconds]).map(drop)
+    }
+
+    /// Returns the node that leads a VIP.
+    pub fn leader(&self, vip: Ipv4Addr) -> Result<String> {
+        let name = format!("vip-{:08x}", vip.to_bits());
+        let of = ["get", "lease", &name, "--namespace", SYSTEM, "--output", "jsonpath={.spec.holderIdentity}"];
+        self.api.kubectl(&of)
+    }
+
+    /// Waits until another node leads a VIP.
+    pub fn await_another_leader(&self, vip: Ipv4Addr, before: &str) -> Result<()> {
+        wait::until("another leader", PATIENCE, || {
+            let now = self.leader(vip)?;
+            ensure!(now != before && !now.is_empty(), "{now:?} leads");
+            Ok(())
+        })
+    }
+
+    /// Observes that Service at an address while something happens. The LAN has enough clients.
+    pub fn observe(&mut self, vip: Ipv4Addr, event: impl FnOnce(&mut Self) -> Result<()>) -> Result<View> {
+        let mut watch = Watch::start(&self.lan, vip, ECHO_PORT, ECHO_PORT)?;
+        watch.wait_for_answers(ANSWERS, PATIENCE)?;
+        event(self)?;
+        watch.wait_for_answers(ANSWERS, PATIENCE)?;
+        watch.stop()
+    }
+
+    /// Ends a node as a power cut does: its link goes, and then its processes.
+    pub fn cut_power(&mut self, node: &str) -> Result<()> {
+        self.lan.unplug(node)?;
+        self.nodes.retain(|real| real.name != node);
+        Ok(())
+    }
+
+    /// Starts such a node again.
+    pub fn restore_power(&mut self, node: &str) -> Result<()> {
+        let machine = self.lan.node(node)?;
+        self.lan.plug(node)?;
+        self.nodes.push(RealNode::start(machine, &self.api, self.mode, &self.images)?);
+        self.nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(())
     }
 
     fn await_nodes(&self) -> Result<()> {
@@ -91,30 +206,42 @@ impl RealCluster {
             let ranges = [format!("{}/{}", node.pod_address(0), 24), format!("{}/{}", node.pod_address_v6(0), 64)];
             // The routes of the LAN lead there already, so the controller manager gives no ranges.
             let patch = json!({ "spec": { "podCIDR": ranges[0], "podCIDRs": ranges } }).to_string();
-            wait::until(&format!("the Node {}", node.name), READY, || {
+            wait::until(&format!("the Node {}", node.name), PATIENCE, || {
                 self.api.kubectl(&["patch", "node", &node.name, "--patch", &patch]).map(drop)
             })?;
         }
-        let seconds = format!("--timeout={}s", READY.as_secs());
+        let seconds = format!("--timeout={}s", PATIENCE.as_secs());
         self.api.kubectl(&["wait", "--for=condition=Ready", "node", "--all", &seconds])?;
         Ok(())
     }
 }
 
+fn in_shell(mut shell: Command, line: &str) -> Result<String> {
+    shell.args(["-c", line]).current_dir(guide::repository());
+    process::run(shell)
+}
+
 /// Makes the archives of the images that the nodes have.
 fn make_images(folder: &Path, vipmux: Option<&Path>) -> Result<Vec<PathBuf>> {
-    let root = folder.join("agnhost");
-    let busybox = Path::new("/bin/busybox");
-    image::install(&root, &[(&cluster_programs::find("agnhost")?, "agnhost"), (busybox, "bin/busybox")])?;
-    image::link(&root, "busybox", &["sh", "cat", "ip", "ls", "nc", "ping", "ps", "sleep"])?;
-    let mut images = vec![
-        (Image { name: "localhost/pause:latest", entrypoint: &["/agnhost", "pause"] }, root.clone()),
-        (Image { name: "localhost/agnhost:latest", entrypoint: &["/agnhost"] }, root),
-    ];
-    let name = concat!("docker.io/library/vipmux:", env!("CARGO_PKG_VERSION"));
+    /// The image of vipmux that `deploy` names.
+    const VIPMUX: &str = concat!("docker.io/library/vipmux:", env!("CARGO_PKG_VERSION"));
+    let mut images = Vec::new();
+    for (name, program, entrypoint) in [
+        ("localhost/pause:latest", "agnhost", &["/agnhost", "pause"][..]),
+        ("localhost/agnhost:latest", "agnhost", &["/agnhost"]),
+        ("localhost/coredns:latest", "coredns", &["/coredns"]),
+        ("docker.io/mccutchen/go-httpbin:latest", "go-httpbin", &["/go-httpbin"]),
+    ] {
+        let root = folder.join(program);
+        image::install(&root, &[(&cluster_programs::find(program)?, program)])?;
+        images.push((Image { name, entrypoint }, root));
+    }
+    let shell = folder.join("agnhost");
+    image::install(&shell, &[(Path::new("/bin/busybox"), "bin/busybox")])?;
+    image::link(&shell, "busybox", &["sh", "cat", "ip", "ls", "nc", "nslookup", "ping", "ps", "sleep"])?;
     if let Some(vipmux) = vipmux {
         ensure!(vipmux.join("usr/bin/vipmux").is_file(), "{} has no /usr/bin/vipmux", vipmux.display());
-        images.push((Image { name, entrypoint: &["/usr/bin/vipmux"] }, vipmux.to_owned()));
+        images.push((Image { name: VIPMUX, entrypoint: &["/usr/bin/vipmux"] }, vipmux.to_owned()));
     }
     let mut archives = Vec::new();
     for (number, (image, root)) in images.iter().enumerate() {

@@ -4,7 +4,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{capabilities, setup, workspace};
+use crate::{capabilities, cluster, setup, workspace};
 
 /// Parts of the bench that need no other program to compare with.
 const OTHER_PARTS: [&str; 5] = ["packets", "cores", "forwarding", "sync", "allocate"];
@@ -12,6 +12,9 @@ const OTHER_PARTS: [&str; 5] = ["packets", "cores", "forwarding", "sync", "alloc
 /// Builds the bench with optimizations, then executes it. Only the bench writes to stdout, for
 /// `--json`.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
+    if options.first().is_some_and(|part| part == "cluster") {
+        return cluster::bench(&options[1..]);
+    }
     capabilities::require("bench")?;
     setup::network_tests()?;
     if !options.iter().any(|option| OTHER_PARTS.iter().any(|part| option == part)) {

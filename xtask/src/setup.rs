@@ -34,11 +34,12 @@ const API_PROGRAMS: [(&str, &str, &str); 1] =
     [("iptables-restore", "iptables", "kube-proxy's iptables mode writes its rules with it")];
 
 /// Programs that only `cargo xtask cluster` needs. The plugins are in no folder of the path.
-const NODE_PROGRAMS: [(&str, &str, &str); 4] = [
+const NODE_PROGRAMS: [(&str, &str, &str); 5] = [
     ("containerd", "containerd", "runs the containers of Pods"),
     ("runc", "runc", "starts containers"),
     ("/usr/lib/cni/bridge", "containernetworking-plugins", "connects Pods"),
     ("/bin/busybox", "busybox-static", "is the shell in Pods"),
+    ("curl", "curl", "asks Services"),
 ];
 
 /// Programs that only `cargo xtask vm` needs.

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
 use nix::{
     sys::signal::{Signal, kill},
@@ -25,7 +25,8 @@ use vipmux_tests::{
     cleanup, cluster_programs,
     kube_proxy::Mode,
     lan::MOST_NODES,
-    real_cluster::{Plan, RealCluster},
+    real_cluster::{Plan, RealCluster, bench},
+    watch::CLIENTS,
 };
 
 /// The folder of what is known about running clusters.
@@ -63,6 +64,24 @@ enum Action {
     },
     /// End the cluster, and remove everything that it made
     Down,
+    /// Test vipmux in clusters of its own: 15 minutes, of which Kubernetes needs most
+    Test {
+        /// Names of tests, and other options of cargo's test programs
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
+    /// Measure vipmux in a cluster of its own
+    #[command(hide = true)]
+    Bench {
+        /// Runs of each event, and new Services
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
+        runs: u8,
+        /// Minutes for which the cluster at rest is observed
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
+        rest: u8,
+        #[command(flatten)]
+        up: Up,
+    },
     /// The process that has the cluster
     #[command(hide = true)]
     Serve(Up),
@@ -123,6 +142,10 @@ fn main() -> ExitCode {
         Action::Status => status(&name),
         Action::Shell { on, command } => shell(&name, &on, &command),
         Action::Down => down(&name),
+        Action::Bench { runs, rest, up } => {
+            bench(up, &bench::Plan { runs: runs.into(), rest: Duration::from_secs(60 * u64::from(rest)) })
+        }
+        Action::Test { .. } => Err(anyhow!("run the tests by `cargo xtask cluster test`")),
         Action::Serve(up) => serve(&name, up),
     };
     match done {
@@ -211,8 +234,7 @@ fn show(log: &Path, from: u64) -> Result<u64> {
 fn serve(name: &str, up: Up) -> Result<()> {
     cleanup::prepare()?;
     cleanup::exit_with_on_interrupt(0);
-    let plan = Plan { nodes: up.nodes, mode: up.kube_proxy.into(), vipmux: up.image };
-    let cluster = RealCluster::start(&plan, &mut |step| eprintln!("==> {step}"))?;
+    let cluster = start(up, 1)?;
     let file = path(name, "json");
     let draft = path(name, "draft");
     fs::write(&draft, serde_json::to_vec_pretty(&state(&cluster)?)?)?;
@@ -220,6 +242,19 @@ fn serve(name: &str, up: Up) -> Result<()> {
     loop {
         thread::park();
     }
+}
+
+fn start(up: Up, clients: u8) -> Result<RealCluster> {
+    let plan = Plan { nodes: up.nodes, clients, mode: up.kube_proxy.into(), vipmux: up.image };
+    RealCluster::start(&plan, &mut |step| eprintln!("==> {step}"))
+}
+
+fn bench(up: Up, plan: &bench::Plan) -> Result<()> {
+    cleanup::prepare()?;
+    cleanup::exit_with_on_interrupt(130);
+    ensure!(up.nodes >= 3, "a drained node and a backend elsewhere take three nodes");
+    let mut cluster = start(up, CLIENTS)?;
+    bench::run(&mut cluster, plan, &mut |line| println!("{line}"))
 }
 
 fn state(cluster: &RealCluster) -> Result<State> {
@@ -260,10 +295,8 @@ impl State {
             network.push(&machine.network);
             enter.arg(network);
         }
-        let kubectl = cluster_programs::find("kubectl")?;
-        let folders = env::var_os("PATH").unwrap_or_default();
-        let folders = kubectl.parent().map(Path::to_owned).into_iter().chain(env::split_paths(&folders));
-        enter.env("PATH", env::join_paths(folders)?).env("KUBECONFIG", &self.kubeconfig).arg("--").args(command);
+        enter.env("PATH", cluster_programs::search_path()?).env("KUBECONFIG", &self.kubeconfig);
+        enter.arg("--").args(command);
         Ok(enter)
     }
 }

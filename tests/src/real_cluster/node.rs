@@ -144,6 +144,7 @@ fn kubelet() -> String {
         "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
         "authorization": { "mode": "AlwaysAllow" },
         "clusterDomain": "cluster.local",
+        "clusterDNS": [super::DNS],
         "resolvConf": "",
         "evictionHard": { "memory.available": "100Mi", "nodefs.available": "0%", "imagefs.available": "0%" },
         "imageGCHighThresholdPercent": 100,

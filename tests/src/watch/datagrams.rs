@@ -37,7 +37,7 @@ pub(super) fn ask(server: SocketAddrV4, anew: bool, shared: &Shared<Series>) -> 
         let number = shared.lock().begin(now);
         // A send fails if nobody has the address or the last datagram was refused. Then the request
         // is lost.
-        let _ = socket.send(number.to_string().as_bytes());
+        let _ = socket.send(format!("echo {number}").as_bytes());
         // A delay of this machine must not cause a burst.
         next = (next + PAUSE).max(now);
         receive(&socket, shared, next, |_| false)?;
@@ -87,9 +87,9 @@ fn await_readable(socket: &UdpSocket, limit: Duration) -> Result<()> {
     }
 }
 
-/// Returns the number in a reply.
+/// Returns the number at the end of a reply. Kubernetes' `agnhost netexec` replies with it alone.
 fn number(reply: &[u8]) -> Option<usize> {
-    std::str::from_utf8(reply).ok()?.rsplit_once("said=")?.1.parse().ok()
+    std::str::from_utf8(reply).ok()?.rsplit(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -98,8 +98,9 @@ mod tests {
 
     #[test]
     fn a_reply_names_its_request() {
-        assert_eq!(number(b"service=a/b pod=c client=192.0.2.1:1 said=17"), Some(17));
-        assert_eq!(number(b"said=hello"), None);
+        assert_eq!(number(b"service=a/b pod=c client=192.0.2.1:1 said=echo 17"), Some(17));
+        assert_eq!(number(b"17"), Some(17));
+        assert_eq!(number(b"said=echo hello"), None);
         assert_eq!(number(b""), None);
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use vipmux_tests::{
     allocator::{self, Allocator, USER},
     api_proxy::{ApiProxy, Fault, Rule},
-    api_server::{ApiServer, Mark, SYSTEM},
+    api_server::{ADMIN, ApiServer, Mark, Request, SYSTEM},
     cluster::PATIENCE,
     failover::await_stopped,
     wait,
@@ -375,6 +375,39 @@ fn of_two_allocators_one_writes_and_the_other_follows_it_without_moving_anybody(
     for (name, address) in [("one", "192.0.2.203"), ("two", "192.0.2.201")] {
         assert_eq!(await_addresses(&api, name)?, [address]);
     }
+    Ok(())
+}
+
+/// Without a watch it would read the Lease, or write by an old version.
+#[test]
+fn a_waiting_allocator_knows_the_lease_without_asking_for_it() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    wait::until("the first one's turn", PATIENCE, || {
+        ensure!(Allocator::holder(&api)? == "a");
+        Ok(())
+    })?;
+    let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
+    second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("leader changed"))?;
+    wait::until("its watch", PATIENCE, || {
+        let watches = api.requests(Mark::default())?;
+        let of_leases = watches.iter().filter(|request| request.verb == "watch" && request.name == allocator::NAME);
+        ensure!(of_leases.count() == 2, "two allocators have not two watches");
+        Ok(())
+    })?;
+    let after = api.mark()?;
+    // The first one renews its Lease.
+    thread::sleep(QUIET);
+    first.stop()?;
+    wait::until("the second one's turn", PATIENCE, || {
+        ensure!(Allocator::holder(&api)? == "b");
+        Ok(())
+    })?;
+    let requests = api.requests(after)?;
+    let of_lease = |request: &&Request| request.resource == "leases" && request.name == allocator::NAME;
+    let theirs: Vec<_> = requests.iter().filter(of_lease).filter(|request| request.user != ADMIN).collect();
+    let renewals = theirs.iter().all(|request| (request.verb.as_str(), request.code) == ("update", 200));
+    assert!(renewals && theirs.len() >= 3, "{theirs:?}");
     Ok(())
 }
 

@@ -1,10 +1,10 @@
 //! Tests docs/install.md step by step: its manifests, the deployment's own objects, and agents and
 //! an allocator with the rights of their ServiceAccounts, as in Pods.
 
-use std::{fs, process::Command};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use vipmux_tests::{
     agent::{self, Access, Agent, Origin},
     allocator::{self, Allocator},
@@ -12,31 +12,23 @@ use vipmux_tests::{
     cleanup::Folder,
     client::{Kind, Request},
     cluster::{Cluster, PATIENCE, TIMEOUT},
+    guide::{self, Step, skeleton},
     lan::{Lan, Options},
     manifests::{Endpoint, Service, VIP},
-    pod::Listener,
+    pod::{Listener, Pod},
     process, scrape, wait,
 };
 
-const PORTS: [(&str, u16); 2] = [("shop/web", 8080), ("ops/admin", 9000)];
-
-fn page() -> Result<String> {
-    let path = format!("{}/../docs/install.md", env!("CARGO_MANIFEST_DIR"));
-    fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
-}
-
-/// Returns the page's code blocks of a language.
-fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
-    let opening = format!("```{language}\n");
-    page.split(&opening).skip(1).filter_map(|rest| rest.split("```").next()).collect()
-}
+const SERVICES: [&str; 2] = ["shop/web", "shop/admin"];
+/// Their Pods' port.
+const PORT: u16 = 8080;
 
 #[test]
 fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 3, ..Options::default() })? else { return Ok(()) };
     let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
     let state = Folder::temporary("state")?;
-    let page = page()?;
+    let page = guide::page("docs/install.md")?;
     api.add_nodes(&lan)?;
 
     // Applies the deployment as the page does.
@@ -69,35 +61,52 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     }
 
     // The page's pool and Services. The harness provides their Pods.
-    let pods = lan.nodes[1..].iter().zip(PORTS).map(|(node, (service, port))| {
+    let pods = lan.nodes[1..].iter().zip(SERVICES).map(|(node, service)| {
         let mut pod = node.add_pod(&service.replace('/', "-"), 10)?;
-        pod.serve(&[Listener::new(Kind::Http, port, service)])?;
+        pod.serve(&[Listener::new(Kind::Http, PORT, service)])?;
         Ok(pod)
     });
     let pods = pods.collect::<Result<Vec<_>>>()?;
-    let manifests = blocks(&page, "yaml");
-    ensure!(manifests.len() >= 2, "the page has no manifests");
-    for manifest in manifests {
-        api.kubectl_apply(manifest, &[])?;
+    let mut compared = 0;
+    for step in [guide::steps(&page, "4.")?, guide::steps(&page, "5.")?].concat() {
+        match step {
+            Step::Apply(manifests) => {
+                api.kubectl_apply(manifests, &[])?;
+                if manifests.contains("kind: Service\n") {
+                    api.apply_all(&slices(&pods)?)?;
+                }
+            }
+            Step::Run { command, output, .. } if command.contains(" get ") => {
+                compared += 1;
+                shows_what_the_page_shows(&api, command, output)?;
+            }
+            Step::Run { .. } => {}
+        }
     }
-    for (pod, (service, port)) in pods.iter().zip(PORTS) {
-        let slices = Service::sharing(service, 80, "TCP", port).with([Endpoint::new(pod.address, &pod.node)]);
-        let mut slice = slices.documents().pop().context("no EndpointSlice")?;
-        slice["ports"][0]["name"] = json!("http");
-        api.apply_all(&[slice])?;
-    }
+    ensure!(compared >= 3, "{compared} outputs were compared");
     agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))?;
 
     // Both Services answer at one address, and see the client's own address.
     let client = lan.client()?;
-    for ((service, _), port) in PORTS.into_iter().zip([80, 8080]) {
+    for (service, port) in SERVICES.into_iter().zip([80, 8080]) {
         let request = Request::new(Kind::Http, VIP, port);
         let answer = wait::until(&format!("{service} at {request}"), PATIENCE, || {
             client.namespace().run(|| request.send(TIMEOUT))
         })?;
         assert_eq!((answer.service.as_str(), answer.client.ip()), (service, client.address.into()));
     }
-    shows_what_the_page_shows(&api, &page)
+    Ok(())
+}
+
+/// Returns the EndpointSlices of the page's Services.
+fn slices(pods: &[Pod]) -> Result<Vec<Value>> {
+    let slice = |(pod, service): (&Pod, _)| {
+        let service = Service::sharing(service, 80, "TCP", PORT).with([Endpoint::new(pod.address, &pod.node)]);
+        let mut slice = service.documents().pop().context("no EndpointSlice")?;
+        slice["ports"][0]["name"] = json!("http");
+        Ok(slice)
+    };
+    pods.iter().zip(SERVICES).map(slice).collect()
 }
 
 /// The Leases of the agents stay, whether they have ended or not.
@@ -140,53 +149,21 @@ fn after_an_uninstallation_no_service_counts_as_announced() -> Result<()> {
     Ok(())
 }
 
-/// For each table of `kubectl` in the page: the same columns, and the same rows except for what
-/// differs between clusters.
-fn shows_what_the_page_shows(api: &ApiServer, page: &str) -> Result<()> {
-    let mut compared = 0;
-    for block in blocks(page, "console") {
-        for part in block.split("$ kubectl ").skip(1) {
-            let (command, output) = part.split_once('\n').context("a command has no output")?;
-            let arguments: Vec<_> = command.split_whitespace().collect();
-            if !arguments.contains(&"get") || arguments.contains(&"pods") || output.trim().is_empty() {
-                continue;
-            }
-            let expected = skeleton(output);
-            wait::until(&format!("`kubectl {command}` as docs/install.md has it"), PATIENCE, || {
-                let shown = api.kubectl(&arguments)?;
-                ensure!(skeleton(&shown) == expected, "it shows\n{shown}and the page has\n{output}");
-                Ok(())
-            })?;
-            compared += 1;
-        }
-    }
-    ensure!(compared >= 4, "{compared} outputs were compared");
-    Ok(())
-}
-
-/// Returns the words of an output that are the same everywhere: no times, cluster addresses, node
-/// ports or nodes.
-fn skeleton(output: &str) -> Vec<Vec<String>> {
-    let is_time = |word: &str| word.ends_with(['s', 'm', 'h', 'd']) && word.starts_with(|c: char| c.is_ascii_digit());
-    let word = |word: &str| match word {
-        word if is_time(word) => "TIME".to_owned(),
-        word if word.starts_with("10.") => "CLUSTER-ADDRESS".to_owned(),
-        word if word.starts_with("node-") => "NODE".to_owned(),
-        word => word.split_once(':').map_or(word, |(port, _)| port).to_owned(),
-    };
-    let mut lines: Vec<Vec<_>> = output.lines().map(|line| line.split_whitespace().map(word).collect()).collect();
-    lines.retain(|line| !line.is_empty());
-    // Events are ordered by time.
-    if let Some(rows) = lines.get_mut(1..) {
-        rows.sort();
-    }
-    lines
+/// A table of `kubectl` has the same columns as in the page, and the same rows except for what differs
+/// between clusters.
+fn shows_what_the_page_shows(api: &ApiServer, command: &str, output: &str) -> Result<()> {
+    let arguments: Vec<_> = command.trim_start_matches("kubectl ").split_whitespace().collect();
+    wait::until(&format!("`{command}` as docs/install.md has it"), PATIENCE, || {
+        let shown = api.kubectl(&arguments)?;
+        ensure!(skeleton(&shown) == skeleton(output), "it shows\n{shown}and the page has\n{output}");
+        Ok(())
+    })
 }
 
 /// The page's output of `vipmux` is correct.
 #[test]
 fn the_pages_commands_are_known() -> Result<()> {
-    let page = page()?;
+    let page = guide::page("docs/install.md")?;
     for line in page.lines().filter_map(|line| line.strip_prefix("# vipmux ")) {
         let command = line.split_whitespace().next().context("no command")?;
         let mut help = Command::new(agent::binary()?);

@@ -43,9 +43,9 @@ pub(crate) enum Need {
     Nodes,
 }
 
-/// Kubernetes, etcd and Helm. Dependencies of the same version, above all Kubernetes' client, are
+/// Kubernetes, etcd, Helm, and what runs in Pods. Dependencies of the same version, above all Kubernetes' client, are
 /// compiled once. So the Kubernetes version that Helm's release uses costs least.
-pub(crate) const MODULES: [Module; 3] = [
+pub(crate) const MODULES: [Module; 5] = [
     Module {
         name: "kubernetes",
         path: "k8s.io/kubernetes",
@@ -86,6 +86,26 @@ pub(crate) const MODULES: [Module; 3] = [
         siblings: "v4.3.1",
         programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm", need: Need::Tests }],
         stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
+    },
+    Module {
+        name: "coredns",
+        path: "github.com/coredns/coredns",
+        version: "v1.15.0",
+        siblings: "v1.15.0",
+        programs: &[Program { name: "coredns", package: "github.com/coredns/coredns", need: Need::Nodes }],
+        stamps: &[],
+    },
+    Module {
+        name: "go-httpbin",
+        path: "github.com/mccutchen/go-httpbin/v2",
+        version: "v2.26.0",
+        siblings: "v2.26.0",
+        programs: &[Program {
+            name: "go-httpbin",
+            package: "github.com/mccutchen/go-httpbin/v2/cmd/go-httpbin",
+            need: Need::Nodes,
+        }],
+        stamps: &[],
     },
 ];
 

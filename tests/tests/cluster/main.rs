@@ -1,0 +1,3 @@
+//! Tests in a real Kubernetes cluster, with the image as it is deployed: `cargo xtask cluster test`.
+
+mod guides;
