@@ -31,6 +31,11 @@ impl<T: Clone + Default + PartialEq> IndexPool<T> {
         self.capacity
     }
 
+    /// Returns the number of indices up to the highest one that was ever taken.
+    pub(super) fn reached(&self) -> u32 {
+        u32::try_from(self.states.len()).unwrap_or(u32::MAX)
+    }
+
     /// Returns the number of taken indices.
     pub(super) fn taken(&self) -> usize {
         self.states.len() - self.open.len()
@@ -101,7 +106,7 @@ impl<T: Clone + Default + PartialEq> Vacancies<'_, T> {
     /// Returns the next free index without taking it.
     pub(super) fn peek(&mut self) -> Option<u32> {
         let mut open = self.pool.open.range(self.next..);
-        let never_taken = u32::try_from(self.pool.states.len()).unwrap_or(u32::MAX).max(self.next);
+        let never_taken = self.pool.reached().max(self.next);
         let vacant = open.find(|index| self.pool.is_vacant(**index, self.now)).copied().unwrap_or(never_taken);
         self.next = vacant;
         (vacant < self.pool.capacity).then_some(vacant)

@@ -41,6 +41,12 @@ impl Observed {
         maps.map(|(map, used, capacity)| (map, used, capacity as usize))
     }
 
+    /// Returns the number of indices of `BACKENDS` up to the highest one that was ever used. No table
+    /// names any behind them.
+    pub fn reached_backends(&self) -> u32 {
+        self.maps.backends.reached()
+    }
+
     /// Returns the mirror of new maps, of which only `CONFIG` has been written.
     pub fn empty(capacities: Capacities, config: abi::Config) -> Self {
         Self::new(MapMirror::empty(capacities, config))

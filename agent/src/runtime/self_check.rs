@@ -81,13 +81,20 @@ struct ReadMaps {
 }
 
 impl KernelSnapshot {
-    fn take(pins: &Pins, known: &PinnedObjects, classifiers: &[AttachedClassifier]) -> Result<Self, SelfCheckError> {
+    /// Reads the kernel, but of backends only as many indices as were ever used: nothing names the
+    /// others, and to read all of them takes more CPU than anything else that an agent does at rest.
+    fn take(
+        pins: &Pins,
+        known: &PinnedObjects,
+        classifiers: &[AttachedClassifier],
+        backends: u32,
+    ) -> Result<Self, SelfCheckError> {
         let pinned = PinnedObjects::read(pins)?;
         let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
             let maps = Maps::open(pins.root())?;
             let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
-            let (local_ports, backend_nodes) = (maps.read_local_ports()?, maps.read_backend_nodes()?);
-            Some(ReadMaps { entries: entries(&maps)?, interfaces, vip_index, local_ports, backend_nodes })
+            let (local_ports, backend_nodes) = (maps.read_local_ports()?, maps.read_backend_nodes(backends)?);
+            Some(ReadMaps { entries: entries(&maps, backends)?, interfaces, vip_index, local_ports, backend_nodes })
         } else {
             None
         };
@@ -157,7 +164,8 @@ impl SelfCheck {
             // agent ends, so does it.
             let kernel = &serving.kernel;
             let (pins, known, classifiers) = (kernel.pins().clone(), kernel.pinned().clone(), serving.classifiers());
-            let reading = spawn_blocking(move || KernelSnapshot::take(&pins, &known, &classifiers));
+            let backends = kernel.observed().reached_backends();
+            let reading = spawn_blocking(move || KernelSnapshot::take(&pins, &known, &classifiers, backends));
             self.running = Some((kernel.writes(), reading));
         }
     }

@@ -93,7 +93,7 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
             maps.local_ports.set(element, 0, 0)?;
         }
         "BACKEND_NODES" => {
-            let element = *maps.read_backend_nodes()?.keys().next().with_context(missing)?;
+            let element = *maps.read_backend_nodes(maps.backends.len())?.keys().next().with_context(missing)?;
             maps.backend_nodes.set(element, 0, 0)?;
         }
         "CONFIG" => {

@@ -314,8 +314,13 @@ impl Maps {
 
     /// Returns the used backends, by index.
     pub fn read_backends(&self) -> Result<BTreeMap<u32, Backend>, MapsError> {
+        self.read_backends_below(self.backends.len())
+    }
+
+    /// Returns the used backends among the first `count` indices.
+    pub fn read_backends_below(&self, count: u32) -> Result<BTreeMap<u32, Backend>, MapsError> {
         let is_used = |backend: &Backend| backend.generation != 0 && backend.flags & BACKEND_GONE == 0;
-        used("BACKENDS", &self.backends, is_used)
+        used_below("BACKENDS", &self.backends, count, is_used)
     }
 
     /// Returns all elements of `BACKENDS`.
@@ -463,7 +468,16 @@ fn used<V: aya::Pod>(
     map: &Array<MapData, V>,
     used: impl Fn(&V) -> bool,
 ) -> Result<BTreeMap<u32, V>, MapsError> {
-    let values = batch::elements(map, 0, map.len()).map_err(reading(name))?;
+    used_below(name, map, map.len(), used)
+}
+
+fn used_below<V: aya::Pod>(
+    name: &'static str,
+    map: &Array<MapData, V>,
+    count: u32,
+    used: impl Fn(&V) -> bool,
+) -> Result<BTreeMap<u32, V>, MapsError> {
+    let values = batch::elements(map, 0, count.min(map.len())).map_err(reading(name))?;
     Ok((0..).zip(values).filter(|(_, value)| used(value)).collect())
 }
 

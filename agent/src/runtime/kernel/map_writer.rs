@@ -25,7 +25,7 @@ pub(super) struct MapWriter {
 impl MapWriter {
     /// Reads the maps, which an earlier agent may have filled.
     pub(super) fn read(maps: &Maps) -> Result<Self, MapsError> {
-        let observed = Observed::from_entries(Capacities::default(), entries(maps)?);
+        let observed = Observed::from_entries(Capacities::default(), entries(maps, maps.backends.len())?);
         let (interfaces, vip_index) = (maps.read_interfaces()?, VipIndex::read(maps)?);
         Ok(Self { observed, interfaces, vip_index, writes: 0 })
     }
@@ -122,15 +122,15 @@ impl MapWriter {
     }
 }
 
-/// Reads the maps that a plan starts from.
-pub(in crate::runtime) fn entries(maps: &Maps) -> Result<MapEntries, MapsError> {
+/// Reads the maps that a plan starts from, and of `BACKENDS` the first indices.
+pub(in crate::runtime) fn entries(maps: &Maps, backends: u32) -> Result<MapEntries, MapsError> {
     let names = maps.read_node_names()?;
     let mut entries = MapEntries {
         config: maps.read_config()?,
         vips: maps.read_vips()?,
         services: maps.read_services()?,
         service_states: maps.read_service_states()?,
-        backends: maps.read_backends()?,
+        backends: maps.read_backends_below(backends)?,
         nodes: maps.read_node_entries()?,
         node_names: names.into_iter().map(|(index, label)| (index, label.to_string())).collect(),
         peers: maps.read_peers()?,

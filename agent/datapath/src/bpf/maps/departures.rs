@@ -5,12 +5,15 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use vipmux_common::abi::{Address, BACKEND_GONE, BACKEND_LOCAL, Backend, SERVICE_GONE, ServiceState};
+use vipmux_common::{
+    abi::{Address, BACKEND_GONE, BACKEND_LOCAL, Backend, SERVICE_GONE, ServiceState},
+    backend_nodes,
+};
 
 use super::{
     Maps, MapsError,
     mapped_array::{self, mapped},
-    used,
+    used, used_below,
 };
 use crate::bpf::backend_indices::BackendIndices;
 
@@ -68,9 +71,10 @@ impl Maps {
         self.backend_indices.as_ref().map(BackendIndices::local_ports).unwrap_or_default()
     }
 
-    /// Returns the used elements of `BACKEND_NODES`.
-    pub fn read_backend_nodes(&self) -> Result<BTreeMap<u32, u64>, MapsError> {
-        used("BACKEND_NODES", &self.backend_nodes, |nodes| *nodes != 0)
+    /// Returns the used elements of `BACKEND_NODES` for the first `count` backends.
+    pub fn read_backend_nodes(&self, count: u32) -> Result<BTreeMap<u32, u64>, MapsError> {
+        let elements = count.checked_sub(1).map_or(0, |last| backend_nodes::element(last) + 1);
+        used_below("BACKEND_NODES", &self.backend_nodes, elements, |nodes| *nodes != 0)
     }
 
     /// Returns the used elements of `BACKEND_NODES`, as last written.
