@@ -111,8 +111,12 @@ pub async fn run(
         let (client, namespace) = (client.clone(), namespace.clone());
         async move { gossip_key::ensure(client, &namespace).await }
     });
-    let (listing, _guard) = follow(client, Consumer::Allocator);
-    let leaders = if options.uninstalling { leaders::nobody() } else { leaders::follow(client.clone(), namespace) };
+    let (listing, guard) = follow(client, Consumer::Allocator);
+    let leaders = if options.uninstalling {
+        leaders::nobody()
+    } else {
+        leaders::follow(client.clone(), namespace, guard.rollbacks())
+    };
     let objects = select! {
         listed = listing.listed() => match listed {
             Some(objects) => objects,

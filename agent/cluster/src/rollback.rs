@@ -5,10 +5,10 @@
 //! --bump-revision --mark-compacted` avoids that, but not everybody knows the options
 //! (<https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump>).
 
-use std::{fmt::Debug, time::Duration};
+use std::time::Duration;
 
-use kube::{Api, api::ListParams};
-use serde::de::DeserializeOwned;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, api::ListParams};
 use tokio::{sync::watch, time::sleep};
 
 /// The time from one look at the API server's version to the next.
@@ -17,14 +17,17 @@ pub const LOOK: Duration = Duration::from_mins(5);
 /// The number of times that the state went back.
 pub type Rollbacks = watch::Receiver<u64>;
 
+/// Returns that the state never goes back: there is no API server.
+pub fn never() -> Rollbacks {
+    watch::channel(0).1
+}
+
 /// Looks at the API server's version at these intervals, while somebody listens. Must be called
 /// within a tokio runtime.
 ///
-/// Each look lists one object of a kind that there is.
-pub fn follow<K>(api: Api<K>, interval: Duration) -> Rollbacks
-where
-    K: Clone + DeserializeOwned + Debug + Send + 'static,
-{
+/// Each look lists one Node, since there is one.
+pub fn follow(client: Client, interval: Duration) -> Rollbacks {
+    let api = Api::all(client);
     let (sender, receiver) = watch::channel(0);
     // Ends at the first look after the last receiver is gone, and may be canceled at any point.
     tokio::spawn(async move {
@@ -47,7 +50,7 @@ where
 ///
 /// A list that names no version is as new as the last write, and versions can be compared
 /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
-async fn version<K: Clone + DeserializeOwned + Debug>(api: &Api<K>) -> Option<u64> {
+async fn version(api: &Api<Node>) -> Option<u64> {
     let list = api.list_metadata(&ListParams::default().limit(1)).await.ok()?;
     list.metadata.resource_version?.parse().ok()
 }
@@ -55,7 +58,7 @@ async fn version<K: Clone + DeserializeOwned + Debug>(api: &Api<K>) -> Option<u6
 /// Waits until the state goes back once more. Cancel-safe.
 pub(crate) async fn next(rollbacks: &mut Rollbacks) {
     if rollbacks.changed().await.is_err() {
-        // Nobody looks any more: the runtime ends.
+        // Nobody looks, or nobody any more: the runtime ends.
         std::future::pending::<()>().await;
     }
 }

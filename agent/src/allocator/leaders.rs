@@ -7,7 +7,10 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use vipmux_allocate::status::Leaders;
-use vipmux_cluster::store::{changes, follow_api};
+use vipmux_cluster::{
+    rollback::Rollbacks,
+    store::{changes, follow_api},
+};
 
 /// The leader of each VIP; `None` until the Leases were listed once.
 pub(super) type KnownLeaders = Option<Arc<Leaders>>;
@@ -18,9 +21,9 @@ pub(super) fn nobody() -> watch::Receiver<KnownLeaders> {
 }
 
 /// Follows the Leases of this namespace until nobody listens.
-pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<KnownLeaders> {
+pub(super) fn follow(client: Client, namespace: &str, rollbacks: Rollbacks) -> watch::Receiver<KnownLeaders> {
     let (sender, receiver) = watch::channel(None);
-    let mut leases = follow_api(Api::namespaced(client, namespace));
+    let mut leases = follow_api(Api::namespaced(client, namespace), rollbacks);
     // Ends at the first change after the last receiver is gone. It may be canceled at any point.
     tokio::spawn(async move {
         let (mut before, mut leaders) = (OrdMap::new(), Leaders::new());

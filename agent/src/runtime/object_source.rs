@@ -16,6 +16,7 @@ use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
     events::EventRecorder,
     gossip_secret::GossipSecret,
+    rollback::{self, Rollbacks},
     source::{
         SourceGuard,
         kubernetes::{self, Consumer},
@@ -60,6 +61,7 @@ pub(super) struct OpenSource {
     pub(super) guard: SourceGuard,
     pub(super) allocation: AllocationSource,
     pub(super) leases: ConfiguredStore,
+    pub(super) rollbacks: Rollbacks,
     /// Sends Events to the owners of Services; `None`: there is no API server.
     pub(super) events: Option<EventRecorder>,
     /// The Secret with the gossip key; `None`: there is no API server.
@@ -76,6 +78,7 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
                 guard: SourceGuard::Manifests(guard),
                 allocation: AllocationSource::File(state.join("assignments.yaml")),
                 leases: ConfiguredStore::Directory(DirectoryStore::new(state)),
+                rollbacks: rollback::never(),
                 events: None,
                 gossip_secret: None,
             })
@@ -85,6 +88,7 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
             let (listing, guard) = kubernetes::follow(&cluster.client, Consumer::Agent);
             Ok(OpenSource {
                 listed: Box::pin(listing.listed()),
+                rollbacks: guard.rollbacks(),
                 guard: SourceGuard::Kubernetes(guard),
                 allocation: AllocationSource::Statuses(*trust),
                 leases: ConfiguredStore::Kubernetes(KubernetesStore::new(&cluster)),

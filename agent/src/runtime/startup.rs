@@ -143,7 +143,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let _lock = lock(&options)?;
     // Probes that come before the agent has started wait for its answer.
     let listener = options.http.open()?;
-    let OpenSource { listed, guard, allocation, leases, events, gossip_secret } =
+    let OpenSource { listed, guard, allocation, leases, rollbacks, events, gossip_secret } =
         object_source::open(&options.origin, &options.node, &options.state_dir).await?;
     // Read before anything is put into the kernel that would stay.
     let found_keys = select! {
@@ -164,7 +164,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     kernel.limit_deadline(options.election.lease)?;
     let made_key = found_keys.is_none().then(|| gossip_keys::path(&options));
     let keys = gossip_keys::follow(&options, found_keys)?;
-    let watched = store::follow(&leases);
+    let watched = store::follow(&leases, rollbacks);
     let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone());
     let led = kernel.answering(boottime()?)?;
     let (elector, reports) = start_elector(&options, led, leases, keys.clone(), made_key)?;

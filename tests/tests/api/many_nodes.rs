@@ -12,6 +12,7 @@ use futures_util::future::try_join_all;
 use tokio::time::sleep;
 use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
+    rollback,
     store::{self, ConfiguredStore, KubernetesStore, RecordContent, RecordStanding, Swapped, Version, WatchedLeases},
 };
 use vipmux_model::{NodeName, Vip};
@@ -38,7 +39,7 @@ struct Node {
 impl Node {
     async fn new(access: &ClusterAccess, number: u8) -> Result<Self> {
         let store = KubernetesStore::new(&ClusterClient::connect(access).await?).with_timeout(PATIENCE);
-        let watched = store::follow(&ConfiguredStore::Kubernetes(store.clone()));
+        let watched = store::follow(&ConfiguredStore::Kubernetes(store.clone()), rollback::never());
         let name = |number: u8| NodeName::new(format!("node-{number}"));
         let vip = Vip::new(Ipv4Addr::new(198, 18, 0, number).into());
         Ok(Self { store, watched, own: name(number)?, gone: name(number + LEFT)?, vip })

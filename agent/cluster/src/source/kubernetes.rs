@@ -18,15 +18,14 @@ mod table;
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::Node;
-use kube::{Api, Client};
+use kube::Client;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
 };
 
 use self::{discovery::Discovery, kind_watch::KindWatch, outage::Outage, table::ObjectTable};
-use crate::rollback;
+use crate::rollback::{self, Rollbacks};
 use vipmux_model::objects::{Objects, object::Kind};
 
 /// Updates on their way from the watches, at most.
@@ -49,11 +48,17 @@ pub enum Consumer {
 #[must_use = "the API server is followed until this is dropped"]
 pub struct KubernetesGuard {
     refreshed: watch::Sender<u64>,
+    rollbacks: Rollbacks,
     /// Aborted when dropped.
     _tasks: JoinSet<()>,
 }
 
 impl KubernetesGuard {
+    /// Returns how often the API server's state went back, for other watches of it.
+    pub fn rollbacks(&self) -> Rollbacks {
+        self.rollbacks.clone()
+    }
+
     /// Requests a refresh, like
     /// [`WatchGuard::request_refresh`](super::manifests::WatchGuard::request_refresh). It is done
     /// at once: the watches report changes as they are made, and an API server that is away must
@@ -104,7 +109,7 @@ pub fn follow(client: &Client, consumer: Consumer) -> (UnlistedObjects, Kubernet
 
 /// Like [`follow`]. It notices within `interval` that the API server's state went back.
 pub fn follow_within(client: &Client, consumer: Consumer, interval: Duration) -> (UnlistedObjects, KubernetesGuard) {
-    let rollbacks = rollback::follow(Api::<Node>::all(client.clone()), interval);
+    let rollbacks = rollback::follow(client.clone(), interval);
     let (events, incoming) = mpsc::channel(UPDATE_CAPACITY);
     let (objects, listing) = watch::channel(None);
     let (discovery, outage) = (Discovery::new(client.clone()), Outage::new());
@@ -118,7 +123,7 @@ pub fn follow_within(client: &Client, consumer: Consumer, interval: Duration) ->
         );
     }
     tasks.spawn(collect(incoming, objects));
-    (UnlistedObjects(listing), KubernetesGuard { refreshed: watch::Sender::new(0), _tasks: tasks })
+    (UnlistedObjects(listing), KubernetesGuard { refreshed: watch::Sender::new(0), rollbacks, _tasks: tasks })
 }
 
 /// Combines the updates of all watches. Updates that arrived together are published together.

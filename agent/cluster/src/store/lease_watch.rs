@@ -20,7 +20,10 @@ use tokio::{select, sync::watch, time::sleep};
 use super::{
     ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, NodeRecord, StoreOperation, StoreOutcome, lease_object,
 };
-use crate::{access::watch_config, rollback};
+use crate::{
+    access::watch_config,
+    rollback::{self, Rollbacks},
+};
 use vipmux_common::abi::Mac;
 use vipmux_model::{NodeName, Vip};
 
@@ -42,18 +45,18 @@ pub struct Watched {
 /// The Leases as last seen; `None` until they were listed once.
 pub type WatchedLeases = watch::Receiver<Option<Watched>>;
 
-/// Follows the Leases of a store while somebody listens. Must be called within a tokio runtime.
-pub fn follow(store: &ConfiguredStore) -> WatchedLeases {
+/// Follows the Leases of a store while somebody listens, and lists them again at each rollback. Must be
+/// called within a tokio runtime.
+pub fn follow(store: &ConfiguredStore, rollbacks: Rollbacks) -> WatchedLeases {
     match store {
         ConfiguredStore::Directory(store) => follow_directory(store.clone()),
-        ConfiguredStore::Kubernetes(store) => follow_api(store.leases().clone()),
+        ConfiguredStore::Kubernetes(store) => follow_api(store.leases().clone(), rollbacks),
     }
 }
 
 /// Follows the Leases of a namespace while somebody listens. Must be called within a tokio runtime.
-pub fn follow_api(leases: Api<Object>) -> WatchedLeases {
+pub fn follow_api(leases: Api<Object>, mut rollbacks: Rollbacks) -> WatchedLeases {
     let (sender, receiver) = watch::channel(None);
-    let mut rollbacks = rollback::follow(leases.clone(), rollback::LOOK);
     let watch = move || watcher(leases.clone(), watch_config()).default_backoff().boxed();
     // Ends at the first event after the last receiver is gone. A watch that is cut off holds nothing
     // that needs care.
