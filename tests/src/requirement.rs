@@ -29,7 +29,8 @@ pub fn image() -> Result<Option<PathBuf>> {
     if let Some(root) = std::env::var_os("VIPMUX_IMAGE_ROOT") {
         return Ok(Some(root.into()));
     }
-    missing("it starts the container image, run it by `cargo xtask test network`").map(|_| None)
+    missing("it starts the container image, run it by `cargo xtask test network` or `cargo xtask cluster test`")
+        .map(|_| None)
 }
 
 /// Skips the test for a reason that the machine's owner can fix: an error with `CI=true`.

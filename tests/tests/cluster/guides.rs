@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
-    client::Session,
+    arp,
     guide::{self, Step, skeleton},
     kube_proxy::Mode,
     manifests::VIP,
@@ -161,12 +161,10 @@ fn print(view: &View) {
 
 /// Checks that no node answers for the VIP, and that nothing of vipmux is in a kernel.
 fn nothing_is_left(cluster: &RealCluster) -> Result<()> {
-    let answer = cluster
-        .lan
-        .client()?
-        .namespace()
-        .run(|| Ok(Session::connect((VIP, 80).into(), Duration::from_secs(1)).is_ok()))?;
-    ensure!(!answer, "somebody answers for {VIP}");
+    // By ARP: a client that still has a MAC reaches kube-proxy's rules on that node.
+    let client = cluster.lan.client()?;
+    let answers = arp::answers(client.namespace(), client.address, VIP, Duration::from_secs(1))?;
+    ensure!(answers.is_empty(), "{answers:?} answer for {VIP}");
     for node in &cluster.nodes {
         let links = cluster.as_root_on(&node.name, "ip -details link show")?;
         ensure!(!links.contains("xdp"), "{}: {links}", node.name);
