@@ -186,7 +186,10 @@ fn first_answer(cluster: &RealCluster, run: usize) -> Result<Duration> {
     cluster.api.apply_all(std::slice::from_ref(&service))?;
     let server = SocketAddr::new(address.into(), 80);
     cluster.lan.client()?.namespace().run(|| {
-        wait::until("the first answer", PATIENCE, || Ok(drop(TcpStream::connect_timeout(&server, ATTEMPT)?)))
+        wait::until("the first answer", PATIENCE, || {
+            TcpStream::connect_timeout(&server, ATTEMPT)?;
+            Ok(())
+        })
     })?;
     let time = begin.elapsed();
     cluster.api.delete_all(&[service])?;

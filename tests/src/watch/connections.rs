@@ -31,10 +31,11 @@ pub(super) fn ask(server: SocketAddrV4, shared: &Shared<Series>) -> Result<()> {
                 for _ in 0..LOOKS {
                     match timeout(GRACE / LOOKS, &mut connection).await {
                         Ok(Ok(_)) => return shared.lock().answer(number, Instant::now()),
-                        Ok(Err(_)) => return,
+                        Ok(Err(error)) => return println!("connection {number} failed: {error}"),
                         Err(_) => {}
                     }
                 }
+                println!("connection {number} was not made within {GRACE:?}");
             });
             while attempts.try_join_next().is_some() {}
         }

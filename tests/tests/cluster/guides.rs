@@ -173,9 +173,13 @@ fn nothing_is_left(cluster: &RealCluster) -> Result<()> {
         let pins = cluster.as_root_on(&node.name, "ls /sys/fs/bpf")?;
         ensure!(!pins.contains("vipmux"), "{}: {pins}", node.name);
     }
-    let gone =
-        cluster.as_admin("kubectl get namespaces,crds,clusterroles,clusterrolebindings,flowschemas --output name")?;
-    ensure!(!gone.contains("vipmux"), "{gone}");
+    wait::until("the end of all objects", PATIENCE, || {
+        let kinds = "namespaces,crds,clusterroles,clusterrolebindings,flowschemas";
+        let objects = cluster.as_admin(&format!("kubectl get {kinds} --output name"))?;
+        let left: Vec<_> = objects.lines().filter(|object| object.contains("vipmux")).collect();
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })?;
     let path = r"{.status.conditions[?(@.type=='vipmux.io/Announced')].status}";
     let announced =
         cluster.as_admin(&format!("kubectl --namespace shop get service web --output \"jsonpath={path}\""))?;
