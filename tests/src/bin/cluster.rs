@@ -64,7 +64,7 @@ enum Action {
     },
     /// End the cluster, and remove everything that it made
     Down,
-    /// Test vipmux in clusters of its own: 15 minutes, of which Kubernetes needs most
+    /// Test vipmux in clusters of its own, as it is deployed: about seven minutes
     Test {
         /// Names of tests, and other options of cargo's test programs
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
