@@ -124,7 +124,7 @@ pub async fn run(
         },
         () = stop.received() => return Ok(()),
     };
-    let (elector, leader_state) = LeaseElector::new(client.clone(), namespace, &identity);
+    let (elector, leader_state) = LeaseElector::new(client.clone(), namespace, &identity, guard.rollbacks());
     let (stop_election, stopped) = oneshot::channel();
     // Waited for below, so that the Lease is released.
     let election = tokio::spawn(elector.run(stopped));

@@ -49,7 +49,7 @@ const COREDNS: &str = include_str!("real_cluster/coredns.yaml");
 const ECHO: &str = include_str!("real_cluster/echo.yaml");
 /// The port of the Service `shop/echo`, for TCP and UDP.
 const ECHO_PORT: u16 = 9000;
-/// The pause before and after what clients observe.
+/// The number of answers to each kind of requests before and after what clients observe.
 const ANSWERS: usize = 50;
 
 /// What a cluster is made of.

@@ -12,3 +12,4 @@ pub mod gossip_secret;
 pub mod rollback;
 pub mod source;
 pub mod store;
+pub mod watching;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, stream::BoxStream};
+use futures_util::StreamExt as _;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -12,10 +12,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Error,
     api::PostParams,
-    runtime::{
-        WatchStreamExt as _,
-        watcher::{self, Event, watcher},
-    },
+    runtime::watcher::{self, Event},
 };
 use tokio::{
     select,
@@ -32,6 +29,8 @@ use super::{
 use vipmux_cluster::{
     access::watch_config,
     clock::{boottime, wall},
+    rollback::Rollbacks,
+    watching,
 };
 use vipmux_model::permissions::{ALLOCATOR_LEASE as LEASE_NAME, allocator_namespace};
 
@@ -70,16 +69,25 @@ pub(super) struct LeaseElector {
     acquired: Timestamp,
     /// The last failure. Each is logged once.
     logged: Option<String>,
+    rollbacks: Rollbacks,
+    /// The watch failed, and that was logged.
+    watch_fails: bool,
 }
 
 impl LeaseElector {
     /// Returns an elector that has sent no request yet. `identity` is nobody else's. `namespace` is
     /// vipmux's own.
-    pub(super) fn new(client: Client, namespace: &str, identity: &str) -> (Self, watch::Receiver<LeaderState>) {
+    pub(super) fn new(
+        client: Client,
+        namespace: &str,
+        identity: &str,
+        rollbacks: Rollbacks,
+    ) -> (Self, watch::Receiver<LeaderState>) {
         let (leader_state, receiver) = watch::channel(LeaderState::default());
         let api = Api::namespaced(client, &allocator_namespace(namespace));
         let election = LeaderElection::new(identity);
-        (Self { api, election, leader_state, acquired: wall(), logged: None }, receiver)
+        let (acquired, logged, watch_fails) = (wall(), None, false);
+        (Self { api, election, leader_state, acquired, logged, rollbacks, watch_fails }, receiver)
     }
 
     /// Runs until it is asked to stop. Then it releases the Lease, if no write is in flight any
@@ -87,14 +95,15 @@ impl LeaseElector {
     ///
     /// If it is dropped earlier, the Lease has to expire.
     pub(super) async fn run(mut self, mut stop: oneshot::Receiver<ElectorStop>) {
-        let mut lease_watch = watch_lease(self.api.clone());
+        let config = watch_config().fields(&format!("metadata.name={LEASE_NAME}"));
+        let mut lease_watch = watching::follow(self.api.clone(), config, self.rollbacks.clone());
         let how = loop {
             let now = boottime();
             match self.election.step(now) {
                 ElectionStep::Wait(until) => select! {
                     () = sleep(until.saturating_sub(now)) => {}
                     Some(event) = lease_watch.next() => {
-                        if let Some(found) = found_by(event) {
+                        if let Some(found) = self.found_by(event) {
                             self.election.noticed(found, boottime());
                         }
                     }
@@ -112,6 +121,25 @@ impl LeaseElector {
             && let Some(update) = self.election.release(boottime())
         {
             self.write(&update).await;
+        }
+    }
+
+    /// Returns the Lease as an event of the watch shows it: a hint, which may be older than what was read
+    /// or written since.
+    fn found_by(&mut self, event: watcher::Result<Event<Lease>>) -> Option<ReadResult> {
+        if let Err(error) = &event
+            && !std::mem::replace(&mut self.watch_fails, true)
+        {
+            tracing::warn!(%error, "cannot watch the allocator's lease, another holder's end is seen later");
+        }
+        match event {
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => Some(ReadResult::Lease(record_of(lease))),
+            Ok(Event::Delete(_)) => Some(ReadResult::NoLease),
+            Ok(Event::InitDone) => {
+                self.watch_fails = false;
+                None
+            }
+            Ok(Event::Init) | Err(_) => None,
         }
     }
 
@@ -202,26 +230,6 @@ impl LeaseElector {
                 "cannot read or write the allocator's lease, statuses are not written without it"
             );
             self.logged = Some(error);
-        }
-    }
-}
-
-/// Follows the Lease. What is seen is a hint: it may be older than what was read or written since.
-fn watch_lease(api: Api<Lease>) -> BoxStream<'static, watcher::Result<Event<Lease>>> {
-    let config = watch_config().fields(&format!("metadata.name={LEASE_NAME}"));
-    watcher(api, config).default_backoff().boxed()
-}
-
-/// Returns the Lease as an event shows it. A failure needs no line in the log: without a watch, the
-/// Lease is read when it should have expired, and that is logged if it fails, too.
-fn found_by(event: watcher::Result<Event<Lease>>) -> Option<ReadResult> {
-    match event {
-        Ok(Event::Apply(lease) | Event::InitApply(lease)) => Some(ReadResult::Lease(record_of(lease))),
-        Ok(Event::Delete(_)) => Some(ReadResult::NoLease),
-        Ok(Event::Init | Event::InitDone) => None,
-        Err(error) => {
-            tracing::debug!(%error, "cannot watch the allocator's lease");
-            None
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::output::table::Color;
 /// The levels of targets that are not named. kube's client logs each failed request as an error, and
 /// so does the caller, with the consequence. When an agent stops, netlink's connections warn of
 /// notifications that nobody reads any more.
-const SILENCED: &str = "kube_client::client::builder=off,netlink_proto::connection=error";
+const SILENCED: &str = "kube_client::client::builder=off,kube_runtime::watcher=off,netlink_proto::connection=error";
 
 /// The options of the log.
 #[derive(Clone, Debug, clap::Args)]

@@ -74,7 +74,7 @@ enum Action {
     #[command(hide = true)]
     Bench {
         /// Runs of each event, and new Services
-        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
         runs: u8,
         /// Minutes for which the cluster at rest is observed
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
@@ -143,7 +143,7 @@ fn main() -> ExitCode {
         Action::Shell { on, command } => shell(&name, &on, &command),
         Action::Down => down(&name),
         Action::Bench { runs, rest, up } => {
-            bench(up, &bench::Plan { runs: runs.into(), rest: Duration::from_secs(60 * u64::from(rest)) })
+            bench(up, &bench::Plan { runs, rest: Duration::from_secs(60 * u64::from(rest)) })
         }
         Action::Test { .. } => Err(anyhow!("run the tests by `cargo xtask cluster test`")),
         Action::Serve(up) => serve(&name, up),

@@ -35,7 +35,7 @@ spec: { addresses: [192.0.2.200-192.0.2.219] }
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Runs of each event, and new Services.
-    pub runs: usize,
+    pub runs: u8,
     /// How long the cluster at rest is observed.
     pub rest: Duration,
 }
@@ -56,11 +56,14 @@ impl Event {
     fn happen(self, cluster: &mut RealCluster, leader: &str) -> Result<()> {
         match self {
             Self::AgentKilled => {
-                cluster.as_root_on(
-                    leader,
-                    &for_each_process(r#"case $command in *" agent "*) kill -KILL $pid ;; esac"#),
-                )?;
-                Ok(())
+                let before = restarts(cluster, leader)?;
+                let kill = for_each_process(r#"case $command in *" agent "*) kill -KILL $pid && echo $pid ;; esac"#);
+                let killed = cluster.as_root_on(leader, &kill)?;
+                ensure!(killed.lines().count() == 1, "not one agent was killed on {leader}: {killed:?}");
+                wait::until("its next start", PATIENCE, || {
+                    ensure!(restarts(cluster, leader)? > before);
+                    Ok(())
+                })
             }
             Self::PowerCut => cluster.cut_power(leader).and_then(|()| cluster.await_another_leader(VIP, leader)),
             Self::LinkCut => cluster.lan.unplug(leader).and_then(|()| cluster.await_another_leader(VIP, leader)),
@@ -128,7 +131,6 @@ impl Noticed {
 pub fn run(cluster: &mut RealCluster, plan: &Plan, outcome: &mut dyn FnMut(&str)) -> Result<()> {
     cluster.as_admin("kubectl apply -k deploy/kustomize")?;
     await_agents(cluster)?;
-    let begin = Instant::now();
     cluster.api.kubectl_apply(POOL, &[])?;
     cluster.add_echo()?;
 
@@ -156,7 +158,8 @@ pub fn run(cluster: &mut RealCluster, plan: &Plan, outcome: &mut dyn FnMut(&str)
         outcome(&format!("{event:<16} {connections:>14} {datagrams:>14} {arp:>14} {lost:>12}"));
     }
 
-    std::thread::sleep(SETTLED.saturating_sub(begin.elapsed()));
+    // The last event has started agents anew.
+    std::thread::sleep(SETTLED);
     at_rest(cluster, plan.rest, outcome)
 }
 
@@ -169,8 +172,9 @@ fn of(mut times: Vec<Duration>) -> String {
 }
 
 /// Returns the time from the write of a Service to its first answer.
-fn first_answer(cluster: &RealCluster, run: usize) -> Result<Duration> {
-    let address = Ipv4Addr::new(192, 0, 2, 210);
+fn first_answer(cluster: &RealCluster, run: u8) -> Result<Duration> {
+    // An address that nobody has led or asked for yet.
+    let address = Ipv4Addr::new(192, 0, 2, 210 + run);
     let service = json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {
@@ -193,13 +197,17 @@ fn first_answer(cluster: &RealCluster, run: usize) -> Result<Duration> {
     })?;
     let time = begin.elapsed();
     cluster.api.delete_all(&[service])?;
-    wait::until("its end", PATIENCE, || {
-        let refused =
-            cluster.lan.client()?.namespace().run(|| Ok(TcpStream::connect_timeout(&server, ATTEMPT).is_err()))?;
-        ensure!(refused, "it still answers");
-        Ok(())
-    })?;
     Ok(time)
+}
+
+/// Returns how often the agent of a node was started again in its Pod.
+fn restarts(cluster: &RealCluster, node: &str) -> Result<u32> {
+    let selector = "app.kubernetes.io/component=agent";
+    let path = "{.items[*].status.containerStatuses[0].restartCount}";
+    let of =
+        format!("kubectl --namespace {SYSTEM} get pods --selector {selector} --field-selector spec.nodeName={node}");
+    let count = cluster.as_admin(&format!("{of} --output \"jsonpath={path}\""))?;
+    count.trim().parse().with_context(|| format!("{node} has not one agent: {count:?}"))
 }
 
 fn await_agents(cluster: &RealCluster) -> Result<()> {
@@ -219,20 +227,24 @@ fn for_each_process(what: &str) -> String {
     )
 }
 
-/// The CPU time and memory of the processes of all nodes, by `agent` or `allocator` and node.
-fn costs(cluster: &RealCluster) -> Result<BTreeMap<(String, String), (f64, u64)>> {
+/// The CPU time (seconds) and memory (KiB) of processes, by `agent` or `allocator`, node, and the process's
+/// id there.
+type Costs = BTreeMap<(String, String, u32), (f64, u64)>;
+
+/// Returns the costs of all processes so far.
+fn costs(cluster: &RealCluster) -> Result<Costs> {
     let mut costs = BTreeMap::new();
-    let script = for_each_process("echo \"$command|$(cat $folder/stat)|$(grep VmRSS $folder/status)\"");
+    let script = for_each_process("echo \"$pid|$command|$(cat $folder/stat)|$(grep VmRSS $folder/status)\"");
     for node in &cluster.nodes {
         for line in cluster.as_root_on(&node.name, &script)?.lines() {
-            let [command, stat, memory] = line.split('|').collect::<Vec<_>>()[..] else { continue };
+            let [pid, command, stat, memory] = line.split('|').collect::<Vec<_>>()[..] else { continue };
             let part = command.split_whitespace().nth(1).context("a process has no command")?;
             // The fields behind the name, which is in parentheses (proc(5)).
             let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
             let ticks: f64 =
                 fields.get(11..13).context("no CPU times")?.iter().filter_map(|field| field.parse::<f64>().ok()).sum();
             let kib = memory.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).context("no memory")?;
-            costs.insert((part.to_owned(), node.name.clone()), (ticks / TICKS, kib));
+            costs.insert((part.to_owned(), node.name.clone(), pid.parse()?), (ticks / TICKS, kib));
         }
     }
     Ok(costs)
@@ -243,8 +255,9 @@ fn at_rest(cluster: &RealCluster, time: Duration, outcome: &mut dyn FnMut(&str))
     std::thread::sleep(time);
     let (after, seconds) = (costs(cluster)?, begin.elapsed().as_secs_f64());
     outcome("at rest: share of a CPU, and memory");
-    for ((part, node), (cpu, kib)) in &after {
-        let (cpu_before, _) = before.get(&(part.clone(), node.clone())).copied().unwrap_or_default();
+    for (process, (cpu, kib)) in &after {
+        let (part, node, _) = process;
+        let (cpu_before, _) = before.get(process).with_context(|| format!("a new {part} on {node} is not at rest"))?;
         outcome(&format!("{part:<10} {node:<8} {:.2} %  {} MiB", (cpu - cpu_before) / seconds * 100.0, kib / 1024));
     }
     let mut requests = BTreeMap::new();

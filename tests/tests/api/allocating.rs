@@ -11,13 +11,14 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use vipmux_model::permissions::{ALLOCATOR, Right, RightScope};
 use vipmux_tests::{
     allocator::{self, Allocator, USER},
     api_proxy::{ApiProxy, Fault, Rule},
     api_server::{ADMIN, ApiServer, Mark, Request, SYSTEM},
     cluster::PATIENCE,
     failover::await_stopped,
-    wait,
+    rights, wait,
 };
 
 const POOL: &str = "
@@ -408,6 +409,33 @@ fn a_waiting_allocator_knows_the_lease_without_asking_for_it() -> Result<()> {
     let theirs: Vec<_> = requests.iter().filter(of_lease).filter(|request| request.user != ADMIN).collect();
     let renewals = theirs.iter().all(|request| (request.verb.as_str(), request.code) == ("update", 200));
     assert!(renewals && theirs.len() >= 3, "{theirs:?}");
+    Ok(())
+}
+
+#[test]
+fn an_allocator_that_may_not_watch_the_lease_says_so_once_and_follows_later() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let is_it = |right: &&Right| right.verb == "watch" && right.scope == RightScope::AllocatorNamespace;
+    let right = ALLOCATOR.iter().find(is_it).context("no such right")?;
+    let accounts = rights::lacking(&api, &ALLOCATOR, "allocator", &[*right])?;
+    let account = accounts.first().context("no account")?;
+    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    wait::until("the first one's turn", PATIENCE, || {
+        ensure!(Allocator::holder(&api)? == "a");
+        Ok(())
+    })?;
+    let second = Allocator::start(&api, &account.kubeconfig, "b", &[])?;
+    let line = "cannot watch the allocator's lease";
+    second.process().wait_for_line("that it may not watch", PATIENCE, |text| text.contains(line))?;
+    // The first one renews its Lease, so the second one knows an old version.
+    thread::sleep(QUIET);
+    first.stop()?;
+    wait::until("the second one's turn", PATIENCE, || {
+        ensure!(Allocator::holder(&api)? == "b");
+        Ok(())
+    })?;
+    let output = second.process().output();
+    assert_eq!(output.matches(line).count(), 1, "{output}");
     Ok(())
 }
 

@@ -67,7 +67,7 @@ fn nodes_of_echo(cluster: &RealCluster) -> Result<Vec<String>> {
 }
 
 #[test]
-fn the_installation_guide_leads_to_an_answer_and_what_a_cluster_lives_through_costs_no_request() -> Result<()> {
+fn the_installation_guide_leads_to_an_answer_and_to_a_cluster_that_survives_bad_days() -> Result<()> {
     let Some(mut cluster) = cluster(Mode::Nftables)? else { return Ok(()) };
     for heading in ["2.", "3.", "4.", "5."] {
         follow(&cluster, INSTALL, heading, |command| {

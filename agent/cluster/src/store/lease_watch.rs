@@ -8,22 +8,13 @@ use std::{collections::BTreeSet, time::Duration};
 use futures_util::StreamExt as _;
 use imbl::{OrdMap, ordmap::DiffItem};
 use k8s_openapi::api::coordination::v1::Lease as Object;
-use kube::{
-    Api,
-    runtime::{
-        WatchStreamExt as _,
-        watcher::{Event, watcher},
-    },
-};
-use tokio::{select, sync::watch, time::sleep};
+use kube::{Api, runtime::watcher::Event};
+use tokio::{sync::watch, time::sleep};
 
 use super::{
     ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, NodeRecord, StoreOperation, StoreOutcome, lease_object,
 };
-use crate::{
-    access::watch_config,
-    rollback::{self, Rollbacks},
-};
+use crate::{access::watch_config, rollback::Rollbacks, watching};
 use vipmux_common::abi::Mac;
 use vipmux_model::{NodeName, Vip};
 
@@ -55,22 +46,15 @@ pub fn follow(store: &ConfiguredStore, rollbacks: Rollbacks) -> WatchedLeases {
 }
 
 /// Follows the Leases of a namespace while somebody listens. Must be called within a tokio runtime.
-pub fn follow_api(leases: Api<Object>, mut rollbacks: Rollbacks) -> WatchedLeases {
+pub fn follow_api(leases: Api<Object>, rollbacks: Rollbacks) -> WatchedLeases {
     let (sender, receiver) = watch::channel(None);
-    let watch = move || watcher(leases.clone(), watch_config()).default_backoff().boxed();
+    let mut events = watching::follow(leases, watch_config(), rollbacks);
     // Ends at the first event after the last receiver is gone. A watch that is cut off holds nothing
     // that needs care.
     tokio::spawn(async move {
-        let (mut table, mut events) = (LeaseTable::default(), watch());
+        let mut table = LeaseTable::default();
         while !sender.is_closed() {
-            let event = select! {
-                event = events.next() => event,
-                () = rollback::next(&mut rollbacks) => {
-                    events = watch();
-                    continue;
-                }
-            };
-            let Some(event) = event else { return };
+            let Some(event) = events.next().await else { return };
             match event {
                 Ok(event) => table.apply(event),
                 Err(error) => table.log_failure(error.to_string()),
@@ -128,7 +112,9 @@ struct LeaseTable {
 
 impl LeaseTable {
     fn apply(&mut self, event: Event<Object>) {
-        self.logged = None;
+        if !matches!(event, Event::Init | Event::InitApply(_)) {
+            self.logged = None;
+        }
         match event {
             Event::Init => self.listing = Watched::default(),
             Event::InitApply(object) => put(&mut self.listing, object),

@@ -34,6 +34,7 @@ use super::{
 use crate::{
     access::watch_config,
     rollback::{self, Rollbacks},
+    watching::status,
 };
 use vipmux_model::objects::{
     Problem,
@@ -296,20 +297,6 @@ fn resource(kind: Kind) -> ApiResource {
         api_version: api_version.to_owned(),
         kind: kind.name().to_owned(),
         plural: kind.plural().to_owned(),
-    }
-}
-
-fn status(error: &watcher::Error) -> Option<u16> {
-    let of = |error: &kube::Error| match error {
-        kube::Error::Api(status) => Some(status.code),
-        _ => None,
-    };
-    match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => of(error),
-        watcher::Error::WatchError(status) => Some(status.code),
-        watcher::Error::NoResourceVersion => None,
     }
 }
 

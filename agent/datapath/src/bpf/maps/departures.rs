@@ -26,6 +26,11 @@ fn store(elements: &[AtomicU64], element: u32, value: u64) {
     }
 }
 
+/// Returns the number of elements of `BACKEND_NODES` for this many backends.
+fn node_elements(backends: u32) -> u32 {
+    backends.checked_sub(1).map_or(0, |last| backend_nodes::element(last) + 1)
+}
+
 impl Maps {
     /// Writes an element of `BACKENDS`. A local backend that goes stays known to the replies of its
     /// flows.
@@ -73,13 +78,13 @@ impl Maps {
 
     /// Returns the used elements of `BACKEND_NODES` for the first `count` backends.
     pub fn read_backend_nodes(&self, count: u32) -> Result<BTreeMap<u32, u64>, MapsError> {
-        let elements = count.checked_sub(1).map_or(0, |last| backend_nodes::element(last) + 1);
-        used_below("BACKEND_NODES", &self.backend_nodes, elements, |nodes| *nodes != 0)
+        used_below("BACKEND_NODES", &self.backend_nodes, node_elements(count), |nodes| *nodes != 0)
     }
 
-    /// Returns the used elements of `BACKEND_NODES`, as last written.
-    pub fn written_backend_nodes(&self) -> BTreeMap<u32, u64> {
-        self.backend_indices.as_ref().map(|indices| indices.nodes().clone()).unwrap_or_default()
+    /// Returns the same, as last written.
+    pub fn written_backend_nodes(&self, count: u32) -> BTreeMap<u32, u64> {
+        let nodes = self.backend_indices.as_ref().map(|indices| indices.nodes().range(..node_elements(count)));
+        nodes.into_iter().flatten().map(|(element, nodes)| (*element, *nodes)).collect()
     }
 
     pub(in crate::bpf) fn set_local_ports(&mut self, element: u32, bits: u64) -> Result<(), MapsError> {

@@ -249,7 +249,7 @@ fn the_nodes_of_backends_follow_them() {
     let backend = |node, flags| Backend { node, flags, generation: 5, ..Backend::default() };
     let nodes = |maps: &Maps, indices: [u32; 4]| {
         let elements = maps.read_backend_nodes(maps.backends.len()).unwrap();
-        assert_eq!(elements, maps.written_backend_nodes());
+        assert_eq!(elements, maps.written_backend_nodes(maps.backends.len()));
         let element = |index| elements.get(&backend_nodes::element(index)).copied().unwrap_or_default();
         indices.map(|index| backend_nodes::get(element(index), index))
     };
