@@ -2,7 +2,7 @@
 
 use std::{
     net::Ipv4Addr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicU8, Ordering},
     time::Duration,
 };
@@ -52,7 +52,7 @@ pub struct Allocator {
 
 impl Allocator {
     /// Starts an allocator of this name, on the API server's machine.
-    pub fn start(api: &ApiServer, kubeconfig: &PathBuf, name: &str, arguments: &[&str]) -> Result<Self> {
+    pub fn start(api: &ApiServer, kubeconfig: &Path, name: &str, arguments: &[&str]) -> Result<Self> {
         // Several allocators run on one machine.
         let listens = Ipv4Addr::new(127, 0, 1, STARTED.fetch_add(1, Ordering::Relaxed));
         let mut command = api.machine().namespace.command(agent::binary()?)?;

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeSet,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -216,14 +216,26 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
     // Unless the API server did not respond in time.
     ensure!(holder.is_empty() || output.contains("no answer within"), "{holder} has the Lease still: {output}");
     let _second = Allocator::start(&api, &kubeconfig, "b", &[])?;
-    wait::until("the second allocator's turn", PATIENCE, || {
-        ensure!(Allocator::holder(&api)? == "b");
-        Ok(())
-    })?;
+    await_turn(&api, "b")?;
     thread::sleep(QUIET);
     assert_eq!(writes(&api, after)?, Vec::<String>::new(), "no status, no Event, no Secret");
     assert_eq!(statuses()?, before);
     Ok(())
+}
+
+/// Waits until the allocator of this name has the Lease.
+fn await_turn(api: &ApiServer, name: &str) -> Result<()> {
+    wait::until(&format!("the turn of {name}"), PATIENCE, || {
+        ensure!(Allocator::holder(api)? == name);
+        Ok(())
+    })
+}
+
+/// Starts an allocator `a`, which has the Lease when this returns.
+fn leading(api: &ApiServer, kubeconfig: &Path) -> Result<Allocator> {
+    let allocator = Allocator::start(api, kubeconfig, "a", &[])?;
+    await_turn(api, "a")?;
+    Ok(allocator)
 }
 
 /// Waits until a Service has a decision in its status.
@@ -343,11 +355,7 @@ fn written_statuses_are_removed_when_a_service_leaves() -> Result<()> {
 #[test]
 fn of_two_allocators_one_writes_and_the_other_follows_it_without_moving_anybody() -> Result<()> {
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
-    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
-    wait::until("the first one's turn", PATIENCE, || {
-        ensure!(Allocator::holder(&api)? == "a");
-        Ok(())
-    })?;
+    let mut first = leading(&api, &kubeconfig)?;
     let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
     second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("leader changed"))?;
     wait::until("one of them leads", PATIENCE, || {
@@ -383,11 +391,7 @@ fn of_two_allocators_one_writes_and_the_other_follows_it_without_moving_anybody(
 #[test]
 fn a_waiting_allocator_knows_the_lease_without_asking_for_it() -> Result<()> {
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
-    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
-    wait::until("the first one's turn", PATIENCE, || {
-        ensure!(Allocator::holder(&api)? == "a");
-        Ok(())
-    })?;
+    let mut first = leading(&api, &kubeconfig)?;
     let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
     second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("leader changed"))?;
     wait::until("its watch", PATIENCE, || {
@@ -400,10 +404,7 @@ fn a_waiting_allocator_knows_the_lease_without_asking_for_it() -> Result<()> {
     // The first one renews its Lease.
     thread::sleep(QUIET);
     first.stop()?;
-    wait::until("the second one's turn", PATIENCE, || {
-        ensure!(Allocator::holder(&api)? == "b");
-        Ok(())
-    })?;
+    await_turn(&api, "b")?;
     let requests = api.requests(after)?;
     let of_lease = |request: &&Request| request.resource == "leases" && request.name == allocator::NAME;
     let theirs: Vec<_> = requests.iter().filter(of_lease).filter(|request| request.user != ADMIN).collect();
@@ -419,21 +420,14 @@ fn an_allocator_that_may_not_watch_the_lease_says_so_once_and_follows_later() ->
     let right = ALLOCATOR.iter().find(is_it).context("no such right")?;
     let accounts = rights::lacking(&api, &ALLOCATOR, "allocator", &[*right])?;
     let account = accounts.first().context("no account")?;
-    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
-    wait::until("the first one's turn", PATIENCE, || {
-        ensure!(Allocator::holder(&api)? == "a");
-        Ok(())
-    })?;
+    let mut first = leading(&api, &kubeconfig)?;
     let second = Allocator::start(&api, &account.kubeconfig, "b", &[])?;
     let line = "cannot watch the allocator's lease";
     second.process().wait_for_line("that it may not watch", PATIENCE, |text| text.contains(line))?;
     // The first one renews its Lease, so the second one knows an old version.
     thread::sleep(QUIET);
     first.stop()?;
-    wait::until("the second one's turn", PATIENCE, || {
-        ensure!(Allocator::holder(&api)? == "b");
-        Ok(())
-    })?;
+    await_turn(&api, "b")?;
     let output = second.process().output();
     assert_eq!(output.matches(line).count(), 1, "{output}");
     Ok(())
