@@ -16,7 +16,7 @@ use crate::output::table::Color;
 /// The levels of targets that are not named. kube's client logs each failed request as an error, and
 /// so does the caller, with the consequence. When an agent stops, netlink's connections warn of
 /// notifications that nobody reads any more.
-const SILENCED: &str = "kube_client::client::builder=off,kube_runtime::watcher=off,netlink_proto::connection=error";
+const SILENCED: &str = "kube_client::client::builder=off,netlink_proto::connection=error,kube_runtime::watcher=off";
 
 /// The options of the log.
 #[derive(Clone, Debug, clap::Args)]
@@ -127,10 +127,10 @@ mod tests {
     #[test]
     fn a_silenced_target_can_be_turned_on() {
         let filter = |text: &str| text.parse::<LogLevel>().unwrap().filter().to_string();
-        let netlink = "netlink_proto::connection=error";
-        assert_eq!(filter("debug"), format!("kube_client::client::builder=off,{netlink},debug"));
+        let others = "netlink_proto::connection=error,kube_runtime::watcher=off";
+        assert_eq!(filter("debug"), format!("kube_client::client::builder=off,{others},debug"));
         let on = "kube_client::client::builder=warn";
-        assert_eq!(filter(&format!("info,{on}")), format!("{on},{netlink},info"));
+        assert_eq!(filter(&format!("info,{on}")), format!("{on},{others},info"));
         assert_eq!(filter("info,netlink_proto=debug"), format!("{SILENCED},netlink_proto=debug,info"));
         assert_eq!(filter(""), format!("{SILENCED},info"));
     }
