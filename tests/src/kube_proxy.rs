@@ -14,7 +14,7 @@ use crate::{
     api_server::{ApiServer, KUBE_PROXY},
     cleanup::Folder,
     cluster_programs,
-    lan::Node,
+    lan::{self, Node},
     process::Process,
     wait,
 };
@@ -32,7 +32,7 @@ const SERVICE_NETWORKS: ((Ipv4Addr, u8), (Ipv6Addr, u8)) =
     ((Ipv4Addr::new(10, 96, 0, 0), 16), (Ipv6Addr::new(0x2001, 0xdb8, 0x96, 0, 0, 0, 0, 0), 112));
 
 /// Its proxy mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
     /// With `iptables-restore`, the default.
     Iptables,
@@ -120,7 +120,7 @@ fn configuration(node: &Node, api: &ApiServer, mode: Mode) -> Result<String> {
         "healthzBindAddress": HEALTH.to_string(),
         "metricsBindAddress": METRICS.to_string(),
         "detectLocalMode": "ClusterCIDR",
-        "clusterCIDR": "10.244.0.0/16,2001:db8:244::/48",
+        "clusterCIDR": node.families().list(&lan::POD_NETWORKS.0, &lan::POD_NETWORKS.1),
         // These sysctls are global and cannot be written in a network namespace.
         "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
     });

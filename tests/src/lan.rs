@@ -25,6 +25,7 @@ pub(crate) use self::uplink::plug_in;
 use self::uplink::{PassingProgram, plug_in_card};
 use crate::{
     cleanup,
+    ip_families::IpFamilies,
     links::{End, Links},
     netns::Namespace,
     offload::{self, Offload},
@@ -40,6 +41,8 @@ const ORDINARY_MTU: u32 = 1_500;
 const GOSSIP: u16 = 7_944;
 /// Prefix lengths of the LAN, IPv4 and IPv6.
 const PREFIX_LENGTHS: (u8, u8) = (24, 64);
+/// The ranges of all nodes' Pods, IPv4 and IPv6.
+pub(crate) const POD_NETWORKS: (&str, &str) = ("10.244.0.0/16", "2001:db8:244::/48");
 /// Prefix lengths of a node's pod network, IPv4 and IPv6.
 pub(crate) const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
 
@@ -70,6 +73,8 @@ pub struct Options {
     pub uplink: Uplink,
     /// The switch's ports to the nodes.
     pub ports: SwitchPorts,
+    /// The families of the cluster on it.
+    pub families: IpFamilies,
 }
 
 /// The kind of the switch's ports to the nodes: the other ends of the nodes' veths.
@@ -95,6 +100,7 @@ impl Options {
         mtu: ORDINARY_MTU,
         uplink: Uplink::Card,
         ports: SwitchPorts::Native,
+        families: IpFamilies::Dual,
     };
     /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict
     /// reverse path filter that distributions set.
@@ -158,6 +164,8 @@ pub struct Machine {
     pub address_v6: Ipv6Addr,
     /// Its network namespace.
     pub namespace: Namespace,
+    /// The families of the cluster that it serves.
+    pub families: IpFamilies,
 }
 
 impl Machine {
@@ -175,7 +183,7 @@ impl Machine {
             links.add_address(INTERFACE, address, PREFIX_LENGTHS.0)?;
             links.add_address(INTERFACE, address_v6, PREFIX_LENGTHS.1)
         })?;
-        Ok(Self { address, address_v6, namespace })
+        Ok(Self { address, address_v6, namespace, families: IpFamilies::Dual })
     }
 }
 
@@ -380,7 +388,7 @@ impl Lan {
         let uplink = self.options.uplink.of_client();
         plug_in(&namespace, (address, address_v6), &self.switch, name, (uplink, self.options.mtu))?;
         namespace.links(|links| self.nodes.iter().try_for_each(|node| route_pods_of(links, node)))?;
-        Ok(Machine { address, address_v6, namespace })
+        Ok(Machine { address, address_v6, namespace, families: self.options.families })
     }
 
     /// Lets every node reach the other nodes' pods, as a CNI does.
@@ -474,10 +482,16 @@ impl Node {
         Ipv6Addr::new(0x2001, 0xdb8, 0x244, self.number.into(), 0, 0, 0, host.into())
     }
 
-    /// Returns the ranges of the node's pods, one of each family.
-    pub(crate) fn pod_ranges(&self) -> [String; 2] {
+    /// Returns the ranges of the node's pods, one of each family of the cluster.
+    pub(crate) fn pod_ranges(&self) -> Vec<String> {
         let (v4, v6) = POD_PREFIX_LENGTHS;
-        [format!("{}/{v4}", self.pod_address(0)), format!("{}/{v6}", self.pod_address_v6(0))]
+        let ranges = (format!("{}/{v4}", self.pod_address(0)), format!("{}/{v6}", self.pod_address_v6(0)));
+        self.options.families.of(ranges.0, ranges.1)
+    }
+
+    /// Returns the families of the cluster.
+    pub fn families(&self) -> IpFamilies {
+        self.options.families
     }
 
     /// Runs `tc` with these arguments on the node and returns what it writes.

@@ -37,6 +37,7 @@ pub mod foreign_program;
 pub mod frames;
 pub mod guide;
 pub mod identity;
+pub mod ip_families;
 pub mod keepalived;
 pub mod kube_proxy;
 pub mod lan;

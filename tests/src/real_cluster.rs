@@ -13,12 +13,14 @@
 
 pub mod bench;
 mod cgroups;
+mod cni;
+pub mod conformance;
 mod image;
 mod node;
 
 use std::{
     env,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -28,11 +30,12 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use self::image::Image;
-pub use self::node::RealNode;
+pub use self::{cni::Cni, node::RealNode};
 use crate::{
     api_server::{ADMIN, ApiServer, SYSTEM},
     cleanup::Folder,
     cluster_programs, guide,
+    ip_families::IpFamilies,
     kube_proxy::Mode,
     lan::{Lan, Options},
     process::{self, Process},
@@ -43,8 +46,8 @@ use crate::{
 
 /// The time limit for whatever Kubernetes does on a busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(3);
-/// The address of the cluster's DNS.
-const DNS: &str = "10.96.0.10";
+/// The address of the cluster's DNS, IPv4 and IPv6.
+const DNS: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::new(10, 96, 0, 10), Ipv6Addr::new(0x2001, 0xdb8, 0x96, 0, 0, 0, 0, 0xa));
 const COREDNS: &str = include_str!("real_cluster/coredns.yaml");
 const ECHO: &str = include_str!("real_cluster/echo.yaml");
 /// The port of the Service `shop/echo`, for TCP and UDP.
@@ -61,8 +64,14 @@ pub struct Plan {
     pub clients: u8,
     /// kube-proxy's mode.
     pub mode: Mode,
+    /// The network of Pods.
+    pub cni: Cni,
+    /// The families of Nodes, Pods and Services.
+    pub families: IpFamilies,
     /// The files of vipmux's image, as `cargo xtask image` makes them; `None`: the nodes do not have it.
     pub vipmux: Option<PathBuf>,
+    /// Whether the nodes have the images that Kubernetes' own tests want.
+    pub conformance: bool,
 }
 
 /// The cluster. On drop nothing is left of it.
@@ -74,9 +83,7 @@ pub struct RealCluster {
     pub router: Router,
     /// The LAN, with a client.
     pub lan: Lan,
-    /// The files of vipmux's image.
-    vipmux: Option<PathBuf>,
-    mode: Mode,
+    plan: Plan,
     images: Vec<PathBuf>,
     _images: Folder,
     _controllers: [Process; 2],
@@ -87,35 +94,31 @@ pub struct RealCluster {
 impl RealCluster {
     /// Starts a cluster, and waits until its nodes are Ready. `step` is told what happens.
     pub fn start(plan: &Plan, step: &mut dyn FnMut(&str)) -> Result<Self> {
-        let lan = Lan::new(Options { nodes: plan.nodes, clients: plan.clients, ..Options::default() })?;
+        let lan = Lan::new(Options {
+            nodes: plan.nodes,
+            clients: plan.clients,
+            families: plan.families,
+            ..Options::default()
+        })?;
         let router = Router::plug_in(&lan)?;
         step("starting the control plane");
         let api = ApiServer::on(&lan)?.context("this machine lacks what the API server needs")?;
+        router.serve(&api.machine().namespace)?;
         let controllers = [api.start_controller_manager()?, api.start_scheduler()?];
         let folder = Folder::temporary("images")?;
         step("making images");
-        let images = make_images(folder.path(), plan.vipmux.as_deref())?;
+        let images = make_images(folder.path(), plan)?;
         let mut nodes = Vec::new();
         for node in &lan.nodes {
             step(&format!("starting {}", node.name));
-            nodes.push(RealNode::start(node, &api, plan.mode, &images)?);
+            nodes.push(RealNode::start(node, &api, plan, &images)?);
         }
-        let vipmux = plan.vipmux.clone();
-        let cluster = Self {
-            nodes,
-            router,
-            lan,
-            vipmux,
-            mode: plan.mode,
-            images,
-            _images: folder,
-            _controllers: controllers,
-            api,
-        };
+        let plan = plan.clone();
+        let cluster = Self { nodes, router, lan, plan, images, _images: folder, _controllers: controllers, api };
         step("waiting until the nodes are Ready");
         cluster.await_nodes()?;
         step("waiting for the cluster's DNS");
-        cluster.api.kubectl_apply(COREDNS, &[])?;
+        cluster.api.kubectl_apply(&COREDNS.replace("DNS_ADDRESS", &dns(cluster.plan.families).to_string()), &[])?;
         cluster.await_rollout("kube-system", "deployment/coredns")?;
         Ok(cluster)
     }
@@ -143,7 +146,7 @@ impl RealCluster {
         let node = self.nodes.iter().find(|real| real.name == node).with_context(|| format!("no node {node}"))?;
         let mut shell = node.command("sh")?;
         let folders = env::var_os("PATH").unwrap_or_default();
-        let vipmux = self.vipmux.iter().map(|root| root.join("usr/bin"));
+        let vipmux = self.plan.vipmux.iter().map(|root| root.join("usr/bin"));
         shell.env("PATH", env::join_paths(vipmux.chain(env::split_paths(&folders)))?);
         in_shell(shell, line)
     }
@@ -196,14 +199,14 @@ impl RealCluster {
     pub fn restore_power(&mut self, node: &str) -> Result<()> {
         let machine = self.lan.node(node)?;
         self.lan.plug(node)?;
-        self.nodes.push(RealNode::start(machine, &self.api, self.mode, &self.images)?);
+        self.nodes.push(RealNode::start(machine, &self.api, &self.plan, &self.images)?);
         self.nodes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(())
     }
 
     fn await_nodes(&self) -> Result<()> {
         for node in &self.lan.nodes {
-            let ranges = [format!("{}/{}", node.pod_address(0), 24), format!("{}/{}", node.pod_address_v6(0), 64)];
+            let ranges = node.pod_ranges();
             // The routes of the LAN lead there already, so the controller manager gives no ranges.
             let patch = json!({ "spec": { "podCIDR": ranges[0], "podCIDRs": ranges } }).to_string();
             wait::until(&format!("the Node {}", node.name), PATIENCE, || {
@@ -216,13 +219,18 @@ impl RealCluster {
     }
 }
 
+/// Returns the address of the cluster's DNS.
+fn dns(families: IpFamilies) -> IpAddr {
+    families.first(DNS.0, DNS.1)
+}
+
 fn in_shell(mut shell: Command, line: &str) -> Result<String> {
     shell.args(["-c", line]).current_dir(guide::repository());
     process::run(shell)
 }
 
 /// Makes the archives of the images that the nodes have.
-fn make_images(folder: &Path, vipmux: Option<&Path>) -> Result<Vec<PathBuf>> {
+fn make_images(folder: &Path, plan: &Plan) -> Result<Vec<PathBuf>> {
     /// The image of vipmux that `deploy` names.
     const VIPMUX: &str = concat!("docker.io/library/vipmux:", env!("CARGO_PKG_VERSION"));
     let mut images = Vec::new();
@@ -234,14 +242,27 @@ fn make_images(folder: &Path, vipmux: Option<&Path>) -> Result<Vec<PathBuf>> {
     ] {
         let root = folder.join(program);
         image::install(&root, &[(&cluster_programs::find(program)?, program)])?;
-        images.push((Image { name, entrypoint }, root));
+        images.push((Image { names: vec![name.to_owned()], entrypoint }, root));
     }
     let shell = folder.join("agnhost");
     image::install(&shell, &[(Path::new("/bin/busybox"), "bin/busybox")])?;
     image::link(&shell, "busybox", &["sh", "cat", "ip", "ls", "nc", "nslookup", "ping", "ps", "sleep"])?;
-    if let Some(vipmux) = vipmux {
+    if let Some(vipmux) = &plan.vipmux {
         ensure!(vipmux.join("usr/bin/vipmux").is_file(), "{} has no /usr/bin/vipmux", vipmux.display());
-        images.push((Image { name: VIPMUX, entrypoint: &["/usr/bin/vipmux"] }, vipmux.to_owned()));
+        images.push((Image { names: vec![VIPMUX.to_owned()], entrypoint: &["/usr/bin/vipmux"] }, vipmux.clone()));
+    }
+    if plan.conformance {
+        let root = folder.join("conformance");
+        image::install(&root, &[(&cluster_programs::find("agnhost")?, "agnhost")])?;
+        // The tests use options that BusyBox does not have.
+        let programs = ["dash", "cat", "curl", "ls", "nc.openbsd", "sleep", "wget"];
+        let programs = programs.map(|program| Path::new("/usr/bin").join(program));
+        image::install_with_libraries(&root, &programs.each_ref().map(PathBuf::as_path))?;
+        image::link(&root, "/usr/bin/dash", &["sh"])?;
+        image::link(&root, "/usr/bin/nc.openbsd", &["nc"])?;
+        for (kind, entrypoint) in [("agnhost", &["/agnhost"][..]), ("pause", &["/agnhost", "pause"])] {
+            images.push((Image { names: conformance::images(kind)?, entrypoint }, root.clone()));
+        }
     }
     let mut archives = Vec::new();
     for (number, (image, root)) in images.iter().enumerate() {

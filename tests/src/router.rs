@@ -68,13 +68,17 @@ impl Router {
             links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
         })?;
         client.run(|| offload::disable("eth0", Offload::TxChecksum))?;
-        for node in &lan.nodes {
-            node.namespace().links(|links| {
-                links.add_route("eth0", BEYOND, Some(ON_THE_LAN))?;
-                links.add_route("eth0", BEYOND_V6, Some(ON_THE_LAN_V6))
-            })?;
-        }
-        Ok(Self { address, address_v6, namespace: router, client })
+        let plugged_in = Self { address, address_v6, namespace: router, client };
+        lan.nodes.iter().try_for_each(|node| plugged_in.serve(node.namespace()))?;
+        Ok(plugged_in)
+    }
+
+    /// Lets a machine of the LAN reach the client.
+    pub fn serve(&self, machine: &Namespace) -> Result<()> {
+        machine.links(|links| {
+            links.add_route("eth0", BEYOND, Some(ON_THE_LAN))?;
+            links.add_route("eth0", BEYOND_V6, Some(ON_THE_LAN_V6))
+        })
     }
 
     /// Sets the MTUs of the path to an address on the LAN and of the path to the client.

@@ -4,26 +4,37 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{capabilities, image, setup, workspace};
+use crate::{
+    capabilities, image,
+    setup::{self, Need},
+    workspace,
+};
 
 /// Builds the cluster's program, and vipmux's image for a new cluster, then executes it.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
-    prepare()?;
-    if options.first().is_some_and(|option| option == "test") {
-        return test(&options[1..]);
+    prepare(options)?;
+    match options.first().and_then(|action| action.to_str()) {
+        Some("test") => test(&options[1..]),
+        _ => execute(options, has(options, "up") || has(options, "conformance")),
     }
-    execute(options, options.iter().any(|option| option == "up"))
 }
 
 /// `cargo xtask bench cluster`: measures vipmux in a cluster of its own.
 pub(crate) fn bench(options: &[OsString]) -> Result<()> {
-    prepare()?;
+    prepare(options)?;
     execute(&[&["bench".into()], options].concat(), true)
 }
 
-fn prepare() -> Result<()> {
+fn prepare(options: &[OsString]) -> Result<()> {
     capabilities::require("cluster")?;
-    setup::cluster()
+    let more = [("flannel", Need::Flannel), ("conformance", Need::Conformance)];
+    let more: Vec<_> = more.into_iter().filter(|(word, _)| has(options, word)).map(|(_, need)| need).collect();
+    setup::cluster(&more)
+}
+
+/// Returns whether an option names something.
+fn has(options: &[OsString], word: &str) -> bool {
+    options.iter().filter_map(|option| option.to_str()).any(|option| option.rsplit('=').next() == Some(word))
 }
 
 fn execute(options: &[OsString], needs_image: bool) -> Result<()> {

@@ -15,6 +15,7 @@ use std::{env, path::PathBuf};
 
 use anyhow::{Result, bail};
 
+pub(crate) use cluster::Need;
 pub(crate) use lint_tools::{LintTool, components, lint_tools};
 pub(crate) use static_target::install as static_target;
 
@@ -40,6 +41,12 @@ const NODE_PROGRAMS: [(&str, &str, &str); 5] = [
     ("/usr/lib/cni/bridge", "containernetworking-plugins", "connects Pods"),
     ("/bin/busybox", "busybox-static", "is the shell in Pods"),
     ("curl", "curl", "asks Services"),
+];
+
+/// Programs that Kubernetes' own tests run in Pods.
+const CONFORMANCE_PROGRAMS: [(&str, &str, &str); 2] = [
+    ("/usr/bin/nc.openbsd", "netcat-openbsd", "asks Services in Kubernetes' own tests"),
+    ("/usr/bin/wget", "wget", "asks Services in Kubernetes' own tests"),
 ];
 
 /// Programs that only `cargo xtask vm` needs.
@@ -104,14 +111,17 @@ pub(crate) fn network_tests() -> Result<()> {
 pub(crate) fn api_tests() -> Result<()> {
     network_tests()?;
     programs(&API_PROGRAMS)?;
-    cluster::install(cluster::Need::Tests)
+    cluster::install(Need::Tests)
 }
 
-/// Ensures that everything for a cluster with real nodes is installed.
-pub(crate) fn cluster() -> Result<()> {
+/// Ensures that everything for a cluster with real nodes is installed, and what else is needed there.
+pub(crate) fn cluster(more: &[Need]) -> Result<()> {
     api_tests()?;
     programs(&NODE_PROGRAMS)?;
-    cluster::install(cluster::Need::Nodes)
+    if more.contains(&Need::Conformance) {
+        programs(&CONFORMANCE_PROGRAMS)?;
+    }
+    [Need::Nodes].iter().chain(more).try_for_each(|need| cluster::install(*need))
 }
 
 /// Installs what the bench compares vipmux with. If that fails, everything except the comparison

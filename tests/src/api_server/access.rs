@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -117,7 +118,7 @@ impl Launch {
 
     fn write_kubeconfig(&self, label: &str, token: &str, namespace: &str) -> Result<PathBuf> {
         let path = self.path(&format!("{label}.kubeconfig"));
-        let server = format!("https://{}:{PORT}", self.machine.address);
+        let server = format!("https://{}", SocketAddr::new(self.address(), PORT));
         let authority = self.path(CERTIFICATE_FILE);
         // JSON is YAML.
         let text = json!({

@@ -1,6 +1,6 @@
 //! The command lines of etcd and kube-apiserver.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, net::IpAddr, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -17,7 +17,7 @@ const ETCD_PEERS: &str = "http://127.0.0.1:2380";
 const ETCD_DATA: &str = "etcd";
 const ETCD_BACKUP: &str = "etcd-backup";
 /// The range of the Services' cluster addresses.
-const SERVICE_NETWORKS: &str = "10.96.0.0/16,2001:db8:96::/112";
+const SERVICE_NETWORKS: (&str, &str) = ("10.96.0.0/16", "2001:db8:96::/112");
 
 /// The machine and the folder of data, keys and logs. Both processes are started with them, each
 /// time.
@@ -70,9 +70,10 @@ impl Launch {
 
     pub(super) fn api_server(&self) -> Result<Process> {
         let mut command = self.command("kube-apiserver")?;
-        let address = self.machine.address.to_string();
+        let networks = self.machine.families.list(&SERVICE_NETWORKS.0, &SERVICE_NETWORKS.1);
+        let address = self.address().to_string();
         command.args(["--advertise-address", &address, "--secure-port", &PORT.to_string()]);
-        command.args(["--etcd-servers", ETCD, "--service-cluster-ip-range", SERVICE_NETWORKS]);
+        command.args(["--etcd-servers", ETCD, "--service-cluster-ip-range", &networks]);
         command.args(["--authorization-mode", "Node,RBAC", "--service-account-issuer", access::ISSUER]);
         let key = self.path(access::KEY_FILE);
         command.arg("--service-account-signing-key-file").arg(&key).arg("--service-account-key-file").arg(&key);
@@ -114,6 +115,11 @@ impl Launch {
             command.env_remove(variable);
         }
         Ok(command)
+    }
+
+    /// Returns the API server's address, which is in its certificate.
+    pub(super) fn address(&self) -> IpAddr {
+        self.machine.families.first(self.machine.address, self.machine.address_v6)
     }
 
     pub(super) fn path(&self, file: &str) -> PathBuf {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, setsid},
@@ -23,9 +23,10 @@ use serde::{Deserialize, Serialize};
 use vipmux_tests::{
     api_server::ADMIN,
     cleanup, cluster_programs,
+    ip_families::IpFamilies,
     kube_proxy::Mode,
     lan::MOST_NODES,
-    real_cluster::{Plan, RealCluster, bench},
+    real_cluster::{Cni, Plan, RealCluster, bench, conformance},
     watch::CLIENTS,
 };
 
@@ -70,6 +71,14 @@ enum Action {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Run Kubernetes' own tests of Services in a cluster of its own that vipmux serves: about an hour
+    Conformance {
+        /// The tests whose names match this regular expression (RE2)
+        #[arg(default_value = conformance::FOCUS)]
+        focus: String,
+        #[command(flatten)]
+        up: Up,
+    },
     /// Measure vipmux in a cluster of its own
     #[command(hide = true)]
     Bench {
@@ -93,26 +102,17 @@ struct Up {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_NODES)))]
     nodes: u8,
     /// kube-proxy's mode
-    #[arg(long, value_enum, default_value_t = KubeProxy::Nftables)]
-    kube_proxy: KubeProxy,
+    #[arg(long, value_enum, default_value_t = Mode::Nftables)]
+    kube_proxy: Mode,
+    /// The network of Pods
+    #[arg(long, value_enum, default_value_t = Cni::Bridge)]
+    cni: Cni,
+    /// The address families of Nodes, Pods and Services
+    #[arg(long, value_enum, default_value_t = IpFamilies::Dual)]
+    ip_family: IpFamilies,
     /// The files of vipmux's image
     #[arg(long, hide = true, env = "VIPMUX_IMAGE_ROOT")]
     image: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum KubeProxy {
-    Iptables,
-    Nftables,
-}
-
-impl From<KubeProxy> for Mode {
-    fn from(mode: KubeProxy) -> Self {
-        match mode {
-            KubeProxy::Iptables => Self::Iptables,
-            KubeProxy::Nftables => Self::Nftables,
-        }
-    }
 }
 
 /// A running cluster, for the other commands.
@@ -145,6 +145,7 @@ fn main() -> ExitCode {
         Action::Bench { runs, rest, up } => {
             bench(up, &bench::Plan { runs, rest: Duration::from_secs(60 * u64::from(rest)) })
         }
+        Action::Conformance { focus, up } => conform(&name, &focus, up),
         Action::Test { .. } => Err(anyhow!("run the tests by `cargo xtask cluster test`")),
         Action::Serve(up) => serve(&name, up),
     };
@@ -199,7 +200,8 @@ fn up(name: &str, plan: &Up) -> Result<()> {
     let output = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
     let mut serve = Command::new(env::current_exe()?);
     serve.args(["serve", "--name", name, "--nodes", &plan.nodes.to_string()]);
-    serve.arg("--kube-proxy").arg(Mode::from(plan.kube_proxy).to_string());
+    serve.args(["--kube-proxy", &plan.kube_proxy.to_string(), "--cni", &plan.cni.to_string()]);
+    serve.args(["--ip-family", &plan.ip_family.to_string()]);
     serve.args(plan.image.iter().flat_map(|image| [OsStr::new("--image"), image.as_os_str()]));
     serve.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).current_dir("/");
     // SAFETY: between fork and exec, this is one system call.
@@ -234,7 +236,7 @@ fn show(log: &Path, from: u64) -> Result<u64> {
 fn serve(name: &str, up: Up) -> Result<()> {
     cleanup::prepare()?;
     cleanup::exit_with_on_interrupt(0);
-    let cluster = start(up, 1)?;
+    let cluster = start(up, 1, false)?;
     let file = path(name, "json");
     let draft = path(name, "draft");
     fs::write(&draft, serde_json::to_vec_pretty(&state(&cluster)?)?)?;
@@ -244,8 +246,16 @@ fn serve(name: &str, up: Up) -> Result<()> {
     }
 }
 
-fn start(up: Up, clients: u8) -> Result<RealCluster> {
-    let plan = Plan { nodes: up.nodes, clients, mode: up.kube_proxy.into(), vipmux: up.image };
+fn start(up: Up, clients: u8, conformance: bool) -> Result<RealCluster> {
+    let plan = Plan {
+        nodes: up.nodes,
+        clients,
+        mode: up.kube_proxy,
+        cni: up.cni,
+        families: up.ip_family,
+        vipmux: up.image,
+        conformance,
+    };
     RealCluster::start(&plan, &mut |step| eprintln!("==> {step}"))
 }
 
@@ -253,8 +263,18 @@ fn bench(up: Up, plan: &bench::Plan) -> Result<()> {
     cleanup::prepare()?;
     cleanup::exit_with_on_interrupt(130);
     ensure!(up.nodes >= 3, "a drained node and a backend elsewhere take three nodes");
-    let mut cluster = start(up, CLIENTS)?;
+    let mut cluster = start(up, CLIENTS, false)?;
     bench::run(&mut cluster, plan, &mut |line| println!("{line}"))
+}
+
+fn conform(name: &str, focus: &str, up: Up) -> Result<()> {
+    cleanup::prepare()?;
+    cleanup::exit_with_on_interrupt(130);
+    // The tests make Services of one family, and look for both on nodes that have both.
+    let cluster = start(Up { ip_family: IpFamilies::Ipv4, ..up }, 1, true)?;
+    let logs = conformance::logs(name);
+    ensure!(conformance::run(&cluster, focus, &logs, &mut |line| println!("{line}"))?, "tests failed");
+    Ok(())
 }
 
 fn state(cluster: &RealCluster) -> Result<State> {

@@ -17,8 +17,8 @@ use crate::process;
 /// An image of one layer.
 #[derive(Debug)]
 pub(super) struct Image<'a> {
-    /// Its full name, with a tag.
-    pub(super) name: &'a str,
+    /// Its full names, with a tag.
+    pub(super) names: Vec<String>,
     /// The command line of its containers.
     pub(super) entrypoint: &'a [&'a str],
 }
@@ -36,7 +36,7 @@ impl Image<'_> {
             "config": { "Entrypoint": self.entrypoint, "Env": ["PATH=/usr/bin:/bin:/usr/sbin:/sbin"] },
             "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(&layer)?)] },
         });
-        let manifest = json!([{ "Config": "config.json", "RepoTags": [self.name], "Layers": ["layer.tar"] }]);
+        let manifest = json!([{ "Config": "config.json", "RepoTags": self.names, "Layers": ["layer.tar"] }]);
         for (file, content) in [("config.json", config), ("manifest.json", manifest)] {
             fs::write(folder.join(file), content.to_string()).with_context(|| format!("cannot write {file}"))?;
         }
@@ -60,8 +60,25 @@ pub(super) fn install(root: &Path, programs: &[(&Path, &str)]) -> Result<()> {
     fs::create_dir_all(root.join("tmp")).with_context(|| format!("cannot make {}/tmp", root.display()))
 }
 
+/// Puts programs of this machine into such a folder, with the libraries that they load, by their paths here.
+pub(super) fn install_with_libraries(root: &Path, programs: &[&Path]) -> Result<()> {
+    for program in programs {
+        let mut ldd = Command::new("ldd");
+        ldd.arg(program);
+        let listed = process::run(ldd)?;
+        // A library's path is the first word that is absolute; the kernel's own library has none.
+        let libraries = listed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+        for file in libraries.map(Path::new).chain([*program]) {
+            let place = file.strip_prefix("/")?.to_str().context("a path is no text")?;
+            install(root, &[(file, place)])?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes links to a program with many names.
 pub(super) fn link(root: &Path, target: &str, names: &[&str]) -> Result<()> {
+    fs::create_dir_all(root.join("bin")).with_context(|| format!("cannot make {}/bin", root.display()))?;
     for name in names {
         let link: PathBuf = root.join("bin").join(name);
         symlink(target, &link).with_context(|| format!("cannot make {}", link.display()))?;
@@ -96,7 +113,7 @@ mod tests {
         let (root, archive, out) = (folder.path().join("root"), folder.path().join("x.tar"), folder.path().join("out"));
         install(&root, &[(Path::new("/bin/true"), "bin/true")]).unwrap();
         link(&root, "true", &["yes"]).unwrap();
-        Image { name: "localhost/x:1", entrypoint: &["/bin/true"] }.write(&root, &archive).unwrap();
+        Image { names: vec!["localhost/x:1".to_owned()], entrypoint: &["/bin/true"] }.write(&root, &archive).unwrap();
         fs::create_dir_all(out.join("layer")).unwrap();
         for (archive, place) in [(archive, out.clone()), (out.join("layer.tar"), out.join("layer"))] {
             let mut tar = Command::new("tar");

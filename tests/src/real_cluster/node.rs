@@ -10,12 +10,13 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use super::cgroups::Cgroups;
+use super::{Plan, cgroups::Cgroups};
 use crate::{
     api_server::ApiServer,
     cleanup::Folder,
     cluster_programs,
-    kube_proxy::{KubeProxy, Mode},
+    ip_families::IpFamilies,
+    kube_proxy::KubeProxy,
     lan,
     process::{self, Process},
     wait,
@@ -57,7 +58,7 @@ pub struct RealNode {
 
 impl RealNode {
     /// Starts a node on a machine of the LAN, with these image archives. It is not Ready yet.
-    pub(super) fn start(node: &lan::Node, api: &ApiServer, mode: Mode, images: &[PathBuf]) -> Result<Self> {
+    pub(super) fn start(node: &lan::Node, api: &ApiServer, how: &Plan, images: &[PathBuf]) -> Result<Self> {
         let folder = Folder::temporary(&node.name)?;
         let at = folder.path();
         for place in ["var/lib", "var/log", "work", "etc/cni/net.d"] {
@@ -69,8 +70,8 @@ impl RealNode {
         }
         write(&at.join("node.sh"), FIRST_PROCESS)?;
         write(&at.join("containerd.toml"), CONTAINERD)?;
-        write(&at.join("kubelet.json"), &kubelet())?;
-        write(&at.join("etc/cni/net.d/10-bridge.conflist"), &bridge(node))?;
+        write(&at.join("kubelet.json"), &kubelet(node.families()))?;
+        how.cni.prepare(node, api, at)?;
 
         for family in ["iptables", "ip6tables"] {
             node.namespace().sysctl(&format!("net/bridge/bridge-nf-call-{family}"), "1")?;
@@ -81,11 +82,11 @@ impl RealNode {
         command.arg(cluster_programs::find("kubelet")?).arg("--config").arg(at.join("kubelet.json"));
         command.arg("--kubeconfig").arg(api.kubeconfig(&format!("system:node:{}", node.name))?);
         command.args(["--hostname-override", &node.name, "--root-dir", "/var/lib/kubelet"]);
-        command.args(["--node-ip", &format!("{},{}", node.address, node.address_v6)]);
+        command.args(["--node-ip", &node.families().list(&node.address, &node.address_v6)]);
         cgroups.enter(&mut command);
         let process = Process::spawn(&node.name, command)?;
         process.wait_for_line("the node's first process", START, |line| line == "ready")?;
-        let proxy = KubeProxy::start(node, api, mode)?;
+        let proxy = KubeProxy::start(node, api, how.mode)?;
         let started = Self { name: node.name.clone(), _proxy: proxy, process, _cgroups: cgroups, folder };
         started.import(images)?;
         Ok(started)
@@ -131,7 +132,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// The kubelet's configuration. The network namespace keeps strangers away from it.
-fn kubelet() -> String {
+fn kubelet(families: IpFamilies) -> String {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -144,39 +145,11 @@ fn kubelet() -> String {
         "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
         "authorization": { "mode": "AlwaysAllow" },
         "clusterDomain": "cluster.local",
-        "clusterDNS": [super::DNS],
+        "clusterDNS": [super::dns(families)],
         "resolvConf": "",
         "evictionHard": { "memory.available": "100Mi", "nodefs.available": "0%", "imagefs.available": "0%" },
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-    })
-    .to_string()
-}
-
-/// The configuration of the CNI project's bridge plugin. Other nodes route to the node's Pods.
-fn bridge(node: &lan::Node) -> String {
-    let subnet = |address: String, length: u8| json!([{ "subnet": format!("{address}/{length}") }]);
-    let (v4, v6) = (node.pod_address(0).to_string(), node.pod_address_v6(0).to_string());
-    let (length, length_v6) = lan::POD_PREFIX_LENGTHS;
-    json!({
-        "cniVersion": "1.0.0",
-        "name": "pods",
-        "plugins": [
-            {
-                "type": "bridge",
-                "bridge": "cni0",
-                "isGateway": true,
-                "isDefaultGateway": true,
-                "hairpinMode": true,
-                "ipMasq": false,
-                "ipam": {
-                    "type": "host-local",
-                    "dataDir": "/run/cni-ipam",
-                    "ranges": [subnet(v4, length), subnet(v6, length_v6)],
-                },
-            },
-            { "type": "portmap", "capabilities": { "portMappings": true } },
-        ],
     })
     .to_string()
 }

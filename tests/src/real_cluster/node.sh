@@ -65,6 +65,7 @@ run() {
 }
 run containerd containerd --config "$folder/containerd.toml"
 run kubelet "$@"
+if [ -e "$folder/cni.sh" ]; then run cni sh "$folder/cni.sh"; fi
 echo ready
 
 # Waits for processes that others leave, for ever.

@@ -12,7 +12,7 @@ use std::{env, ffi::OsStr, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 
-pub(super) use self::programs::Need;
+pub(crate) use self::programs::Need;
 use self::programs::{MODULES, Module, Program};
 use super::go::Go;
 use crate::{toolchain::cache, workspace};
@@ -69,6 +69,8 @@ fn build_all(need: Need, folder: &Path, cache: &Path, missing: &[(&Module, Vec<&
     let work = folder.join(match need {
         Need::Tests => "build",
         Need::Nodes => "build-nodes",
+        Need::Flannel => "build-flannel",
+        Need::Conformance => "build-conformance",
     });
     let go = Go::install(&work)?;
     for (module, programs) in missing {

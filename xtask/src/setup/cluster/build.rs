@@ -44,6 +44,9 @@ impl<'a> Tree<'a> {
         let its_own = fs::read_to_string(&its_own).with_context(|| format!("cannot read {}", its_own.display()))?;
         write(&go_mod(module, &its_own))?;
         let mut get = tree.command(["get"]);
+        if programs.iter().any(|program| program.is_test()) {
+            get.arg("-t");
+        }
         get.args(programs.iter().map(|program| format!("{}@{}", program.package, module.version)));
         workspace::prepare(&mut get)?;
         // The first line is written last: it marks a complete file, which is not made again.
@@ -55,7 +58,10 @@ impl<'a> Tree<'a> {
     /// Builds a program and moves it to its place. The place never has a partial file.
     pub(super) fn build(&self, program: &Program, place: &Path) -> Result<()> {
         let draft = self.folder.join(program.name);
-        let mut build = self.command(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags"]);
+        // With `test`, -v would be an option of the tests.
+        let kind = if program.is_test() { ["test", "-c"] } else { ["build", "-v"] };
+        let mut build = self.command(kind);
+        build.args(["-trimpath", "-buildvcs=false", "-ldflags"]);
         build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(program.package);
         workspace::progress(&workspace::command_line(&build));
         count_packages(&mut build, program.name)?;

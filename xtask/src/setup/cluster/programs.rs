@@ -41,11 +41,15 @@ pub(crate) enum Need {
     Tests,
     /// A cluster with real nodes.
     Nodes,
+    /// A cluster whose Pods flannel connects.
+    Flannel,
+    /// Kubernetes' own tests in such a cluster.
+    Conformance,
 }
 
 /// Kubernetes, etcd, Helm, and what runs in Pods. Dependencies of the same version, above all Kubernetes' client, are
 /// compiled once. So the Kubernetes version that Helm's release uses costs least.
-pub(crate) const MODULES: [Module; 5] = [
+pub(crate) const MODULES: [Module; 6] = [
     Module {
         name: "kubernetes",
         path: "k8s.io/kubernetes",
@@ -63,6 +67,7 @@ pub(crate) const MODULES: [Module; 5] = [
             Program { name: "kube-scheduler", package: "k8s.io/kubernetes/cmd/kube-scheduler", need: Need::Nodes },
             Program { name: "kubelet", package: "k8s.io/kubernetes/cmd/kubelet", need: Need::Nodes },
             Program { name: "agnhost", package: "k8s.io/kubernetes/test/images/agnhost", need: Need::Nodes },
+            Program { name: "e2e.test", package: "k8s.io/kubernetes/test/e2e", need: Need::Conformance },
         ],
         stamps: &[
             ("k8s.io/component-base/version.gitVersion", "v1.37.1"),
@@ -107,7 +112,22 @@ pub(crate) const MODULES: [Module; 5] = [
         }],
         stamps: &[],
     },
+    Module {
+        name: "flannel",
+        path: "github.com/flannel-io/flannel",
+        version: "v0.28.10",
+        siblings: "v0.28.10",
+        programs: &[Program { name: "flanneld", package: "github.com/flannel-io/flannel", need: Need::Flannel }],
+        stamps: &[("github.com/flannel-io/flannel/pkg/version.Version", "v0.28.10")],
+    },
 ];
+
+impl Program {
+    /// Returns whether it is the test program of its package.
+    pub(crate) fn is_test(&self) -> bool {
+        Path::new(self.name).extension() == Some(OsStr::new("test"))
+    }
+}
 
 impl Module {
     /// Returns the path of a program below the cache folder, built or not.
