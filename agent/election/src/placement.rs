@@ -8,7 +8,7 @@
 //! one more. So no node leads much more than others, and a node that comes or goes moves few VIPs.
 
 use std::{
-    cmp::Ordering,
+    cmp::{Ordering, Reverse},
     collections::BTreeMap,
     ops::Deref,
     sync::{Arc, Mutex, PoisonError},
@@ -24,6 +24,8 @@ pub struct Candidate {
     pub node: NodeName,
     /// Its weight: how much more it should lead than others; at least 1.
     pub weight: u32,
+    /// Its score: of candidates that are equal otherwise, those with the highest one lead.
+    pub score: u32,
     /// A label excludes it from leading, unless no other node is left.
     pub excluded: bool,
     /// It is cordoned, so it comes last.
@@ -113,12 +115,13 @@ impl FromIterator<Candidate> for Candidates {
 
 /// Returns the candidates among `eligible`, without nodes whose network is unavailable.
 pub fn candidates(nodes: &BTreeMap<NodeName, Node>, eligible: &EligibleNodes) -> Candidates {
-    let known = eligible.iter().filter_map(|(name, node)| Some((nodes.get(name)?, node.weight)));
+    let known = eligible.iter().filter_map(|(name, node)| Some((nodes.get(name)?, node)));
     let reachable = known.filter(|(node, _)| !node.network_unavailable);
     reachable
-        .map(|(node, weight)| Candidate {
+        .map(|(node, eligible)| Candidate {
             node: node.name.clone(),
-            weight: weight.max(1),
+            weight: eligible.weight.max(1),
+            score: eligible.score,
             excluded: node.excluded,
             cordoned: node.cordoned,
         })
@@ -146,13 +149,16 @@ pub struct Preference {
     pub leaving: bool,
     /// Its hold-down is not over.
     pub unready: bool,
+    /// Its score; a higher one is better.
+    pub score: Reverse<u32>,
 }
 
 impl Preference {
     /// Returns whether a node like this should get a VIP of a node like `other`. No VIP moves only
-    /// since a node is ready.
+    /// since a node is ready, and a score counts after the hold-down.
     pub(super) fn precedes(self, other: Self) -> bool {
-        (self.excluded, self.leaving) < (other.excluded, other.leaving)
+        let score = |preference: Self| if self.unready { Reverse(0) } else { preference.score };
+        (self.excluded, self.leaving, score(self)) < (other.excluded, other.leaving, score(other))
     }
 }
 
@@ -317,7 +323,8 @@ impl<'a> LeaderPlacement<'a> {
 
 #[allow(clippy::unnecessary_wraps, reason = "the signature of a preference for living nodes")]
 fn as_the_objects_say(candidate: &Candidate) -> Option<Preference> {
-    Some(Preference { excluded: candidate.excluded, leaving: candidate.cordoned, unready: false })
+    let Candidate { excluded, cordoned, score, .. } = *candidate;
+    Some(Preference { excluded, leaving: cordoned, unready: false, score: Reverse(score) })
 }
 
 /// Returns the candidates with the best preference if all nodes could lead.

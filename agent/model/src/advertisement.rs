@@ -48,6 +48,8 @@ pub struct EligibleNodes {
 pub struct EligibleNode {
     /// The node's share of leadership relative to other nodes; at least [`ORDINARY_WEIGHT`].
     pub weight: u32,
+    /// Nodes with the highest score lead, as long as one of them can.
+    pub score: u32,
     /// The interfaces on which the node announces the address.
     pub interfaces: Interfaces,
 }
@@ -97,7 +99,7 @@ impl EligibleNodes {
 
     /// Returns all nodes, on all interfaces, with equal weights.
     pub fn everybody(nodes: &BTreeMap<NodeName, Node>) -> Self {
-        let node = |name: &NodeName| (name.clone(), EligibleNode { weight: 0, interfaces: Interfaces::All });
+        let node = |name: &NodeName| (name.clone(), EligibleNode { weight: 0, score: 0, interfaces: Interfaces::All });
         Self { nodes: nodes.keys().map(node).collect(), by: BTreeSet::new() }.weighed()
     }
 
@@ -109,11 +111,12 @@ impl EligibleNodes {
     fn allow(&mut self, advertisement: &Advertisement, nodes: &BTreeMap<NodeName, Node>) {
         self.by.insert(advertisement.object.clone());
         for node in nodes.values().filter(|node| advertisement.selects(node)) {
-            let weight = advertisement.weight(&node.labels);
+            let (weight, score) = (advertisement.preferred.of(&node.labels), advertisement.scored.of(&node.labels));
             let interfaces = &advertisement.interfaces;
-            let new = || EligibleNode { weight: 0, interfaces: interfaces.clone() };
+            let new = || EligibleNode { weight: 0, score: 0, interfaces: interfaces.clone() };
             let node = self.nodes.entry(node.name.clone()).or_insert_with(new);
             node.weight = node.weight.saturating_add(weight);
+            node.score = node.score.saturating_add(score);
             node.interfaces.extend(interfaces);
         }
     }
@@ -181,7 +184,41 @@ struct Advertisement {
     /// The nodes; `None`: all.
     nodes: Option<Vec<Selector>>,
     interfaces: Interfaces,
-    preferred: Vec<(u32, Selector)>,
+    /// The weights of nodes, by a VipPolicy,
+    preferred: Weights,
+    /// and their scores, by an L2Advertisement.
+    scored: Weights,
+}
+
+/// Numbers that selectors give nodes.
+#[derive(Default)]
+struct Weights(Vec<(u32, Selector)>);
+
+impl Weights {
+    /// Reads a field's entries. Notes those that are left out.
+    fn new<'a>(
+        object: &str,
+        field: [&str; 2],
+        entries: impl Iterator<Item = (i32, &'a LabelSelector)>,
+        notes: &mut Vec<Note>,
+    ) -> Self {
+        let mut weights = Vec::new();
+        for (i, (weight, selector)) in entries.enumerate() {
+            match Selector::new(selector) {
+                Ok(selector) => weights.push((u32::try_from(weight).unwrap_or(ORDINARY_WEIGHT), selector)),
+                Err(error) => {
+                    let message = format!("spec.{}[{i}].{}: {error}; left out", field[0], field[1]);
+                    notes.push(Note::new(object.to_owned(), message));
+                }
+            }
+        }
+        Self(weights)
+    }
+
+    /// Returns the sum of those that select a node with these labels; 0: none does.
+    fn of(&self, labels: &Labels) -> u32 {
+        self.0.iter().filter(|(_, selector)| selector.matches(labels)).map(|(weight, _)| weight).sum()
+    }
 }
 
 /// The fields that both kinds have, with their names.
@@ -215,7 +252,10 @@ impl Advertisement {
             node_selectors: &spec.node_selectors,
             interfaces: &spec.interfaces,
         };
-        Self::new(written, notes)
+        let mut made = Self::new(written, notes);
+        let scored = spec.preferred_node_selectors.iter().map(|it| (it.weight, &it.preference));
+        made.scored = Weights::new(&made.object, ["preferredNodeSelectors", "preference"], scored, notes);
+        made
     }
 
     fn of_vipmux(name: &str, policy: &VipPolicy, notes: &mut Vec<Note>) -> Self {
@@ -228,16 +268,8 @@ impl Advertisement {
             interfaces: &spec.interfaces,
         };
         let mut made = Self::new(written, notes);
-        for (i, preferred) in spec.preferred_nodes.iter().enumerate() {
-            let weight = u32::try_from(preferred.weight).unwrap_or(ORDINARY_WEIGHT);
-            match Selector::new(&preferred.node_selector) {
-                Ok(selector) => made.preferred.push((weight, selector)),
-                Err(error) => {
-                    let message = format!("spec.preferredNodes[{i}].nodeSelector: {error}; left out");
-                    notes.push(Note::new(made.object.clone(), message));
-                }
-            }
-        }
+        let preferred = spec.preferred_nodes.iter().map(|it| (it.weight, &it.node_selector));
+        made.preferred = Weights::new(&made.object, ["preferredNodes", "nodeSelector"], preferred, notes);
         made
     }
 
@@ -254,7 +286,8 @@ impl Advertisement {
             pools: (!any_pool).then(|| (pools.iter().cloned().collect(), by_label)),
             nodes: (!node_selectors.is_empty()).then_some(by_node),
             interfaces: Interfaces::new(interfaces),
-            preferred: Vec::new(),
+            preferred: Weights::default(),
+            scored: Weights::default(),
         }
     }
 
@@ -267,11 +300,6 @@ impl Advertisement {
 
     fn selects(&self, node: &Node) -> bool {
         self.nodes.as_ref().is_none_or(|selectors| selectors.iter().any(|selector| selector.matches(&node.labels)))
-    }
-
-    /// Returns the weight that it gives a node with these labels; 0: it does not prefer the node.
-    fn weight(&self, labels: &Labels) -> u32 {
-        self.preferred.iter().filter(|(_, selector)| selector.matches(labels)).map(|(weight, _)| weight).sum()
     }
 
     fn note_missing_targets(&self, pools: &[Pool], nodes: &BTreeMap<NodeName, Node>, remarks: &mut Vec<Note>) {

@@ -2,6 +2,7 @@
 //! what else time brings.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
@@ -190,14 +191,15 @@ impl Election {
 
     /// Returns the preference for a candidate; `None`: it cannot lead now.
     pub(super) fn preference(&self, candidate: &Candidate, peers: &Peers) -> Option<Preference> {
-        let Candidate { node, excluded, cordoned, .. } = candidate;
+        let Candidate { node, excluded, cordoned, score, .. } = candidate;
         let (draining, ready) = if *node == self.local {
             (self.availability.draining, self.availability.ready)
         } else {
             let peer = peers.members.get(node).filter(|peer| peer.status.is_alive())?;
             (peer.state.draining, peer.state.ready)
         };
-        Some(Preference { excluded: *excluded, leaving: *cordoned || draining, unready: !ready })
+        let leaving = *cordoned || draining;
+        Some(Preference { excluded: *excluded, leaving, unready: !ready, score: Reverse(*score) })
     }
 
     /// Returns whether this node is a candidate for a VIP.

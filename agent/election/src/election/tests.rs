@@ -131,7 +131,8 @@ impl Bench {
     }
 
     fn want(&mut self, candidates: &[&str]) {
-        let candidate = |name: &&str| Candidate { node: node_name(name), weight: 1, excluded: false, cordoned: false };
+        let candidate =
+            |name: &&str| Candidate { node: node_name(name), weight: 1, score: 0, excluded: false, cordoned: false };
         let candidates: Candidates = candidates.iter().map(candidate).collect();
         self.give(Input::Wanted(Arc::new([(vip4(1), candidates)].into())));
     }

@@ -16,7 +16,7 @@ fn vips(count: u32) -> impl Iterator<Item = Vip> {
 }
 
 fn candidate(number: usize, weight: u32) -> Candidate {
-    Candidate { node: node_name(format!("n{number}")), weight, excluded: false, cordoned: false }
+    Candidate { node: node_name(format!("n{number}")), weight, score: 0, excluded: false, cordoned: false }
 }
 
 fn loads<'a>(leaders: impl IntoIterator<Item = &'a NodeName>) -> BTreeMap<&'a NodeName, u64> {
@@ -171,7 +171,12 @@ fn who_stands_best_leads_and_the_others_where_it_cannot() {
     let vip = *wanted.keys().next().unwrap();
     let preference = |candidate: &Candidate| {
         let n = candidate.node.as_str();
-        (n != "n2").then_some(Preference { excluded: false, leaving: n == "n0", unready: n == "n1" })
+        (n != "n2").then_some(Preference {
+            excluded: false,
+            leaving: n == "n0",
+            unready: n == "n1",
+            ..Preference::default()
+        })
     };
     let (preferences, led) = (Preferences::new(wanted.values(), &preference), BTreeMap::new());
     let place = |able: &dyn Fn(&NodeName) -> bool| {
@@ -182,4 +187,38 @@ fn who_stands_best_leads_and_the_others_where_it_cannot() {
     assert_eq!(place(&|_| true).as_deref(), Some("n1"), "rather one that has just come than one that leaves");
     assert_eq!(place(&|node| node.as_str() != "n1").as_deref(), Some("n0"));
     assert_eq!(place(&|node| node.as_str() == "n2"), None);
+}
+
+#[test]
+fn the_highest_score_leads_after_the_hold_down_while_it_can() {
+    let scored = |number, score| Candidate { score, ..candidate(number, 1) };
+    let pool: Candidates = [scored(0, 0), scored(1, 10), scored(2, 100)].into_iter().collect();
+    let wanted: BTreeMap<_, _> = vips(50).map(|vip| (vip, pool.clone())).collect();
+    let leaders = |alive: &[&str], unready: &str| {
+        let preference = |candidate: &Candidate| {
+            let n = candidate.node.as_str();
+            let score = Reverse(candidate.score);
+            alive.contains(&n).then_some(Preference { unready: n == unready, score, ..Preference::default() })
+        };
+        let (preferences, led) = (Preferences::new(wanted.values(), &preference), BTreeMap::new());
+        let mut placement = LeaderPlacement::new(&wanted, &preference, &preferences, &led);
+        let leaders: Vec<_> = wanted.keys().map(|vip| placement.place(*vip, 0, |_| true).unwrap().as_str()).collect();
+        leaders.into_iter().collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(leaders(&["n0", "n1", "n2"], ""), "n2");
+    assert_eq!(leaders(&["n0", "n1"], ""), "n1");
+    assert_eq!(leaders(&["n0", "n1", "n2"], "n2"), "n1", "n2 is in its hold-down");
+    assert_eq!(leaders(&["n2"], "n2"), "n2");
+}
+
+#[test]
+fn a_vip_moves_to_a_higher_score_but_not_during_a_hold_down() {
+    let scored = |score, unready| Preference { score: Reverse(score), unready, ..Preference::default() };
+    assert!(scored(10, false).precedes(scored(0, false)));
+    assert!(scored(10, false).precedes(scored(0, true)));
+    assert!(!scored(10, true).precedes(scored(0, false)));
+    assert!(!scored(10, false).precedes(scored(10, true)));
+    assert!(!scored(0, false).precedes(scored(10, true)), "one that has just come keeps what it leads");
+    assert!(!scored(10, false).precedes(Preference { score: Reverse(20), ..Preference::default() }));
+    assert!(scored(0, false).precedes(Preference { leaving: true, score: Reverse(20), ..Preference::default() }));
 }

@@ -119,8 +119,13 @@ impl Cluster {
 
     /// Returns the VIPs and who may lead them, as from the manifests.
     pub(super) fn candidates(&self) -> BTreeMap<Vip, Candidates> {
-        let candidate =
-            |node: &Node| Candidate { node: node.name.clone(), weight: 1, excluded: false, cordoned: node.cordoned };
+        let candidate = |node: &Node| Candidate {
+            node: node.name.clone(),
+            weight: 1,
+            score: 0,
+            excluded: false,
+            cordoned: node.cordoned,
+        };
         let candidates: Candidates = self.nodes.iter().map(candidate).collect();
         self.vips.iter().map(|vip| (*vip, candidates.clone())).collect()
     }

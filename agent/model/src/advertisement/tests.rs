@@ -49,11 +49,12 @@ fn shown(objects: &Objects) -> [String; 4] {
         let eligible_nodes = model.eligible_nodes(vip(address));
         let node = |(name, node): (&NodeName, &EligibleNode)| {
             let weight = if node.weight == 1 { String::new() } else { format!("*{}", node.weight) };
+            let score = if node.score == 0 { String::new() } else { format!("^{}", node.score) };
             let interfaces = match &node.interfaces {
                 Interfaces::All => String::new(),
                 Interfaces::Named(names) => format!("@{}", names.iter().cloned().collect::<Vec<_>>().join("+")),
             };
-            format!("{}{weight}{interfaces}", name.as_str())
+            format!("{}{weight}{score}{interfaces}", name.as_str())
         };
         eligible_nodes.iter().map(node).collect::<Vec<_>>().join(" ")
     })
@@ -127,6 +128,30 @@ fn nodes_and_interfaces_are_those_that_all_advertisements_allow_together() {
         let objects = specs.iter().enumerate().fold(objects(), add);
         assert_eq!(shown(&objects), expected, "{what}");
     }
+}
+
+#[test]
+fn the_scores_of_the_l2_advertisements_that_select_a_node_add_up() {
+    let by = |weight: u32, labels: Value| json!({"weight": weight, "preference": {"matchLabels": labels}});
+    let spec = json!({
+        "nodeSelectors": rack("x"),
+        "preferredNodeSelectors": [by(50, json!({"rack": "x"})), by(7, json!({"kubernetes.io/hostname": "n2"}))],
+    });
+    let objects = l2_advertisement(objects(), "racks", &spec);
+    assert_eq!(shown(&objects), ["n1^50 n2^57"; 4]);
+
+    let spec = json!({"ipAddressPools": ["a"], "preferredNodeSelectors": [by(3, json!({}))]});
+    let objects = l2_advertisement(objects, "all", &spec);
+    let (a, others) = ("n1^53 n2^60 n3^3", "n1^50 n2^57");
+    assert_eq!(shown(&objects), [a, others, others, a]);
+    assert_eq!(notes(&objects), [""; 0]);
+
+    let bad = json!({"preferredNodeSelectors": [
+        {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Near"}]}},
+    ]});
+    let [note] = &notes(&l2_advertisement(objects, "bad", &bad))[..] else { panic!("not one note") };
+    assert!(note.starts_with("L2Advertisement bad: spec.preferredNodeSelectors[0].preference: "), "{note}");
+    assert!(note.ends_with("; left out"), "{note}");
 }
 
 #[test]

@@ -78,4 +78,16 @@ pub struct L2AdvertisementSpec {
     /// Selects Services. Not supported: an address is announced for all that share it.
     #[serde(default)]
     pub service_selectors: Vec<LabelSelector>,
+    /// Nodes that lead rather than others.
+    #[serde(default)]
+    pub preferred_node_selectors: Vec<PreferredNodeSelector>,
+}
+
+/// An entry of `spec.preferredNodeSelectors` of an [`L2Advertisement`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PreferredNodeSelector {
+    /// What it adds to the score of these nodes, from 1 to 100.
+    pub weight: i32,
+    /// Selects the nodes, by their labels.
+    pub preference: LabelSelector,
 }

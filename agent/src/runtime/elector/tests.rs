@@ -52,7 +52,7 @@ async fn a_vip_whose_lease_cannot_be_read_stays_this_nodes_own() {
     let vip = vip4(1);
     // No address of this machine: nothing is bound.
     elector.set_nodes(&[(node_name("here"), vec![[192, 0, 2, 2].into()])].into()).unwrap();
-    let candidate = Candidate { node: node_name("here"), weight: 1, excluded: false, cordoned: false };
+    let candidate = Candidate { node: node_name("here"), weight: 1, score: 0, excluded: false, cordoned: false };
     let wanted = Arc::new([(vip, [candidate].into_iter().collect())].into());
     let is_held = |elector: &Elector| elector.own_vips().any(|(held, role)| held == vip && role != Role::Leading);
     let taking = async {

@@ -58,9 +58,9 @@ impl<'a> Tree<'a> {
     /// Builds a program and moves it to its place. The place never has a partial file.
     pub(super) fn build(&self, program: &Program, place: &Path) -> Result<()> {
         let draft = self.folder.join(program.name);
-        // With `test`, -v would be an option of the tests.
-        let kind = if program.is_test() { ["test", "-c"] } else { ["build", "-v"] };
-        let mut build = self.command(kind);
+        let mut build = self.command([]);
+        // With `test`, -v would be an option of the tests, and vet would look at all dependencies.
+        build.args(if program.is_test() { &["test", "-c", "-vet=off"][..] } else { &["build", "-v"] });
         build.args(["-trimpath", "-buildvcs=false", "-ldflags"]);
         build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(program.package);
         workspace::progress(&workspace::command_line(&build));

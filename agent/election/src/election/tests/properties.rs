@@ -178,8 +178,13 @@ impl World {
                 Input::Peers
             }
             Step::Wanted(candidates) => {
-                let candidate =
-                    |name: &&str| Candidate { node: node_name(name), weight: 1, excluded: false, cordoned: false };
+                let candidate = |name: &&str| Candidate {
+                    node: node_name(name),
+                    weight: 1,
+                    score: 0,
+                    excluded: false,
+                    cordoned: false,
+                };
                 let wanted = candidates.map(|candidates| (vip4(1), candidates.iter().map(candidate).collect()));
                 if wanted.is_none() {
                     // The next leader may begin at the first epoch, once the Lease is removed.

@@ -31,6 +31,8 @@ pub(in super::super) fn l2_advertisement(advertisement: &L2Advertisement) -> Vec
     let spec = &advertisement.spec;
     flaws.selectors("ipAddressPoolSelectors", &spec.ip_address_pool_selectors);
     flaws.selectors("nodeSelectors", &spec.node_selectors);
+    let preferred = spec.preferred_node_selectors.iter().map(|it| (it.weight, &it.preference));
+    flaws.weights(["preferredNodeSelectors", "preference"], preferred);
     flaws.0
 }
 
@@ -81,15 +83,8 @@ pub(in super::super) fn vip_policy(policy: &VipPolicy) -> Vec<Flaw> {
             flaws.add(field("interfaces").index(i), format!("{interface:?} is no interface's name"));
         }
     }
-    flaws.too_many(field("preferredNodes"), spec.preferred_nodes.len(), LIST_MAX);
-    for (i, preferred) in spec.preferred_nodes.iter().enumerate() {
-        let path = field("preferredNodes").index(i);
-        if !rules::WEIGHTS.contains(&preferred.weight) {
-            let (least, most) = (rules::WEIGHTS.start(), rules::WEIGHTS.end());
-            flaws.add(path.clone().key("weight"), format!("{} is not within {least} to {most}", preferred.weight));
-        }
-        flaws.selector(path.key("nodeSelector"), &preferred.node_selector);
-    }
+    let preferred = spec.preferred_nodes.iter().map(|it| (it.weight, &it.node_selector));
+    flaws.weights(["preferredNodes", "nodeSelector"], preferred);
     flaws.0
 }
 
@@ -111,6 +106,23 @@ impl Flaws {
         self.too_many(field(list), selectors.len(), LIST_MAX);
         for (i, selector) in selectors.iter().enumerate() {
             self.selector(field(list).index(i), selector);
+        }
+    }
+
+    /// Checks a list of weights below `spec`, each for the nodes that a selector selects.
+    fn weights<'a>(
+        &mut self,
+        [list, selector]: [&str; 2],
+        entries: impl ExactSizeIterator<Item = (i32, &'a LabelSelector)>,
+    ) {
+        self.too_many(field(list), entries.len(), LIST_MAX);
+        for (i, (weight, selects)) in entries.enumerate() {
+            let path = field(list).index(i);
+            if !rules::WEIGHTS.contains(&weight) {
+                let (least, most) = (rules::WEIGHTS.start(), rules::WEIGHTS.end());
+                self.add(path.clone().key("weight"), format!("{weight} is not within {least} to {most}"));
+            }
+            self.selector(path.key(selector), selects);
         }
     }
 
