@@ -156,3 +156,36 @@ fn each_pool_is_answered_for_on_the_interfaces_that_are_named_and_served_by_pods
     })?;
     await_answers(&cluster, BACK, &first)
 }
+
+#[test]
+fn the_node_with_the_highest_score_answers_as_long_as_it_can() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options::default())? else { return Ok(()) };
+    let mut cluster = prepared(lan)?;
+    let prefer = |cluster: &Cluster, node: &str| {
+        let by = |weight: u32, node: &str| json!({"weight": weight, "preference": on(node)[0]});
+        let preferred = [by(10, node), by(100, node), by(50, "node-2")];
+        cluster.manifests.write("advertisements.yaml", &[front(&json!({"preferredNodeSelectors": preferred}))])
+    };
+    prefer(&cluster, "node-3")?;
+    let options = agent::Options { hold_down: "1s", ..cluster.agent_options() };
+    cluster.start_agents(&options)?;
+    let mac = |cluster: &Cluster, node: &str| cluster.lan.node(node).map(|node| node.mac);
+    for address in [FRONT, BACK] {
+        await_answers(&cluster, address, &[mac(&cluster, "node-3")?])?;
+    }
+    assert_eq!(cluster.planned_leader(FRONT)?.name, "node-3");
+
+    cluster.agent_mut("node-3")?.stop()?;
+    for address in [FRONT, BACK] {
+        await_answers(&cluster, address, &[mac(&cluster, "node-2")?])?;
+    }
+    cluster.restart_agent("node-3")?;
+    for address in [FRONT, BACK] {
+        await_answers(&cluster, address, &[mac(&cluster, "node-3")?])?;
+    }
+    prefer(&cluster, "node-1")?;
+    for address in [FRONT, BACK] {
+        await_answers(&cluster, address, &[mac(&cluster, "node-1")?])?;
+    }
+    await_both(&cluster)
+}
