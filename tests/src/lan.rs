@@ -75,6 +75,17 @@ pub struct Options {
     pub ports: SwitchPorts,
     /// The families of the cluster on it.
     pub families: IpFamilies,
+    /// Who makes the nodes' routes to the other nodes' pods.
+    pub pod_routes: PodRoutes,
+}
+
+/// Who makes the nodes' routes to the other nodes' pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodRoutes {
+    /// The LAN: through the other node's address.
+    Static,
+    /// A CNI that the test runs.
+    Cni,
 }
 
 /// The kind of the switch's ports to the nodes: the other ends of the nodes' veths.
@@ -101,6 +112,7 @@ impl Options {
         uplink: Uplink::Card,
         ports: SwitchPorts::Native,
         families: IpFamilies::Dual,
+        pod_routes: PodRoutes::Static,
     };
     /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict
     /// reverse path filter that distributions set.
@@ -212,7 +224,9 @@ impl Lan {
         if options.ports == SwitchPorts::Native {
             (1..=options.nodes).try_for_each(|number| lan.attach_pass(&format!("node-{number}")))?;
         }
-        lan.route_pods()?;
+        if options.pod_routes == PodRoutes::Static {
+            lan.route_pods()?;
+        }
         Ok(lan)
     }
 

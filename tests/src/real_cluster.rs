@@ -38,6 +38,7 @@ use crate::{
     ip_families::IpFamilies,
     kube_proxy::Mode,
     lan::{Lan, Options},
+    netns::Namespace,
     process::{self, Process},
     router::Router,
     wait,
@@ -46,6 +47,8 @@ use crate::{
 
 /// The time limit for whatever Kubernetes does on a busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(3);
+/// The time for which one call of kubectl waits: less than a program may run.
+const WAIT: &str = "--timeout=60s";
 /// The address of the cluster's DNS, IPv4 and IPv6.
 const DNS: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::new(10, 96, 0, 10), Ipv6Addr::new(0x2001, 0xdb8, 0x96, 0, 0, 0, 0, 0xa));
 const COREDNS: &str = include_str!("real_cluster/coredns.yaml");
@@ -98,6 +101,7 @@ impl RealCluster {
             nodes: plan.nodes,
             clients: plan.clients,
             families: plan.families,
+            pod_routes: plan.cni.pod_routes(),
             ..Options::default()
         })?;
         let router = Router::plug_in(&lan)?;
@@ -138,7 +142,12 @@ impl RealCluster {
 
     /// Runs a line of shell on the client that is on the LAN.
     pub fn on_the_client(&self, line: &str) -> Result<String> {
-        in_shell(self.lan.client()?.namespace().command("sh")?, line)
+        Self::on(self.lan.client()?.namespace(), line)
+    }
+
+    /// Runs a line of shell on a machine that is no node.
+    pub fn on(machine: &Namespace, line: &str) -> Result<String> {
+        in_shell(machine.command("sh")?, line)
     }
 
     /// Runs a line of shell on a node, as its root, with the program `vipmux`.
@@ -159,8 +168,9 @@ impl RealCluster {
 
     /// Waits until a DaemonSet or Deployment has what it wants.
     pub fn await_rollout(&self, namespace: &str, what: &str) -> Result<()> {
-        let seconds = format!("--timeout={}s", PATIENCE.as_secs());
-        self.api.kubectl(&["--namespace", namespace, "rollout", "status", what, &seconds]).map(drop)
+        wait::until(&format!("the rollout of {namespace}/{what}"), PATIENCE, || {
+            self.api.kubectl(&["--namespace", namespace, "rollout", "status", what, WAIT]).map(drop)
+        })
     }
 
     /// Returns the node that leads a VIP.
@@ -213,9 +223,9 @@ impl RealCluster {
                 self.api.kubectl(&["patch", "node", &node.name, "--patch", &patch]).map(drop)
             })?;
         }
-        let seconds = format!("--timeout={}s", PATIENCE.as_secs());
-        self.api.kubectl(&["wait", "--for=condition=Ready", "node", "--all", &seconds])?;
-        Ok(())
+        wait::until("Ready nodes", PATIENCE, || {
+            self.api.kubectl(&["wait", "--for=condition=Ready", "node", "--all", WAIT]).map(drop)
+        })
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn bench(options: &[OsString]) -> Result<()> {
 
 fn prepare(options: &[OsString]) -> Result<()> {
     capabilities::require("cluster")?;
-    let more = [("flannel", Need::Flannel), ("conformance", Need::Conformance)];
+    let more = [("flannel", Need::Flannel), ("test", Need::Flannel), ("conformance", Need::Conformance)];
     let more: Vec<_> = more.into_iter().filter(|(word, _)| has(options, word)).map(|(_, need)| need).collect();
     setup::cluster(&more)
 }

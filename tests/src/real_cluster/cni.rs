@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     api_server::{ADMIN, ApiServer},
     cluster_programs,
-    lan::{self, POD_NETWORKS},
+    lan::{self, POD_NETWORKS, PodRoutes},
 };
 
 /// The folder of CNI configurations, on a node.
@@ -35,6 +35,14 @@ impl fmt::Display for Cni {
 }
 
 impl Cni {
+    /// Returns who makes the nodes' routes to Pods.
+    pub(super) const fn pod_routes(self) -> PodRoutes {
+        match self {
+            Self::Bridge => PodRoutes::Static,
+            Self::Flannel => PodRoutes::Cni,
+        }
+    }
+
     /// Writes what the node's first process needs into its folder.
     pub(super) fn prepare(self, node: &lan::Node, api: &ApiServer, folder: &Path) -> Result<()> {
         let write = |file: &str, text: &str| {
@@ -96,7 +104,7 @@ fn flannel_script(node: &lan::Node, api: &ApiServer, folder: &Path) -> Result<St
         "answer=/run/flannel/subnet.env
         (
             until [ -e $answer ]; do sleep 0.1; done
-            sed \"s/\"{MTU}\"/$(sed -n s/FLANNEL_MTU=//p $answer)/\" '{folder}/flannel.conflist' >/{CONFIGURATIONS}/10-flannel.conflist
+            sed 's/\"{MTU}\"/'$(sed -n s/FLANNEL_MTU=//p $answer)'/' '{folder}/flannel.conflist' >/{CONFIGURATIONS}/10-flannel.conflist
         ) &
         export NODE_NAME={}
         exec '{program}' --kube-subnet-mgr --kubeconfig-file '{kubeconfig}' --net-config-path '{folder}/net-conf.json' --iface eth0 --ip-masq\n",

@@ -31,7 +31,7 @@ pub(super) struct Go {
 /// A downloaded module.
 pub(super) struct Download {
     /// Its files.
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     /// Its go.mod.
     pub(super) go_mod: PathBuf,
 }

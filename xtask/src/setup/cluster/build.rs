@@ -16,6 +16,8 @@ use anyhow::{Context, Result, bail};
 use super::programs::{Module, Program};
 use crate::{setup::go::Go, workspace};
 
+/// The folder of a main file that is not the module's own.
+const MAIN: &str = "main";
 /// Packages between two progress lines if stderr is no terminal.
 const INTERVAL: usize = 200;
 
@@ -40,9 +42,21 @@ impl<'a> Tree<'a> {
             return Ok(tree);
         }
         workspace::progress(&format!("downloading {} {} with go", module.path, module.version));
-        let its_own = go.download(&tree.folder, module.path, module.version)?.go_mod;
-        let its_own = fs::read_to_string(&its_own).with_context(|| format!("cannot read {}", its_own.display()))?;
+        let download = go.download(&tree.folder, module.path, module.version)?;
+        let its_own = fs::read_to_string(&download.go_mod)
+            .with_context(|| format!("cannot read {}", download.go_mod.display()))?;
         write(&go_mod(module, &its_own))?;
+        if !module.without.is_empty() {
+            tree.write_main(&download.folder)?;
+            write(&format!(
+                "{}{}\nrequire {} {}\n",
+                heading(module),
+                go_mod(module, &its_own),
+                module.path,
+                module.version
+            ))?;
+            return Ok(tree);
+        }
         let mut get = tree.command(["get"]);
         if programs.iter().any(|program| program.is_test()) {
             get.arg("-t");
@@ -55,6 +69,15 @@ impl<'a> Tree<'a> {
         Ok(tree)
     }
 
+    /// Writes the main file of the module's program, without some imports.
+    fn write_main(&self, module: &Path) -> Result<()> {
+        let (from, folder) = (module.join("main.go"), self.folder.join(MAIN));
+        let text = fs::read_to_string(&from).with_context(|| format!("cannot read {}", from.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::write(folder.join("main.go"), reduced(&text, self.module.without))
+            .with_context(|| format!("cannot write into {}", folder.display()))
+    }
+
     /// Builds a program and moves it to its place. The place never has a partial file.
     pub(super) fn build(&self, program: &Program, place: &Path) -> Result<()> {
         let draft = self.folder.join(program.name);
@@ -62,7 +85,8 @@ impl<'a> Tree<'a> {
         // With `test`, -v would be an option of the tests, and vet would look at all dependencies.
         build.args(if program.is_test() { &["test", "-c", "-vet=off"][..] } else { &["build", "-v"] });
         build.args(["-trimpath", "-buildvcs=false", "-ldflags"]);
-        build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(program.package);
+        let package = if self.module.without.is_empty() { program.package.to_owned() } else { format!("./{MAIN}") };
+        build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(package);
         workspace::progress(&workspace::command_line(&build));
         count_packages(&mut build, program.name)?;
         let folder = place.parent().context("the program's path has no folder")?;
@@ -89,6 +113,13 @@ fn go_mod(module: &Module, its_own: &str) -> String {
         format!("replace {sibling} => {sibling} {version}\n")
     });
     format!("module tests\n\n{go}\n\n{}", replaced.collect::<String>())
+}
+
+/// Returns a main file without the lines that import these packages only for what they register.
+fn reduced(text: &str, without: &[&str]) -> String {
+    let is_left_out =
+        |line: &str| line.trim().starts_with("_ \"") && without.iter().any(|end| line.ends_with(&format!("{end}\"")));
+    text.split_inclusive('\n').filter(|line| !is_left_out(line.trim_end())).collect()
 }
 
 /// Returns the module that a line of a go.mod replaces by a folder of the repository. etcd also
@@ -162,6 +193,13 @@ mod tests {
                         replace go.etcd.io/etcd/client/v3 => go.etcd.io/etcd/client/v3 v3.7.3\n\
                         replace go.etcd.io/etcd/pkg/v3 => go.etcd.io/etcd/pkg/v3 v3.7.3\n";
         assert_eq!(go_mod(&MODULES[1], etcd), expected);
+    }
+
+    #[test]
+    fn a_main_file_loses_the_imports_that_are_left_out() {
+        let text = "import (\n\t_ \"x/backend/udp\"\n\t_ \"x/backend/vxlan\"\n\t\"x/backend/udp\"\n)\n";
+        assert_eq!(reduced(text, &["/backend/udp"]), "import (\n\t_ \"x/backend/vxlan\"\n\t\"x/backend/udp\"\n)\n");
+        assert_eq!(reduced(text, &[]), text);
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub(crate) struct Module {
     pub(crate) programs: &'static [Program],
     /// Variables that the linker sets in these programs, so that they know their version.
     pub(crate) stamps: &'static [(&'static str, &'static str)],
+    /// Packages of the module that its only program is built without: its main file imports them for
+    /// what they register.
+    pub(crate) without: &'static [&'static str],
 }
 
 /// A program of a module.
@@ -75,6 +78,7 @@ pub(crate) const MODULES: [Module; 6] = [
             ("k8s.io/component-base/version.gitMinor", "37"),
             ("k8s.io/client-go/pkg/version.gitVersion", "v1.37.1"),
         ],
+        without: &[],
     },
     Module {
         name: "etcd",
@@ -83,6 +87,7 @@ pub(crate) const MODULES: [Module; 6] = [
         siblings: "v3.7.3",
         programs: &[Program { name: "etcd", package: "go.etcd.io/etcd/server/v3", need: Need::Tests }],
         stamps: &[],
+        without: &[],
     },
     Module {
         name: "helm",
@@ -91,6 +96,7 @@ pub(crate) const MODULES: [Module; 6] = [
         siblings: "v4.3.1",
         programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm", need: Need::Tests }],
         stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
+        without: &[],
     },
     Module {
         name: "coredns",
@@ -99,6 +105,7 @@ pub(crate) const MODULES: [Module; 6] = [
         siblings: "v1.15.0",
         programs: &[Program { name: "coredns", package: "github.com/coredns/coredns", need: Need::Nodes }],
         stamps: &[],
+        without: &[],
     },
     Module {
         name: "go-httpbin",
@@ -111,6 +118,7 @@ pub(crate) const MODULES: [Module; 6] = [
             need: Need::Nodes,
         }],
         stamps: &[],
+        without: &[],
     },
     Module {
         name: "flannel",
@@ -119,6 +127,8 @@ pub(crate) const MODULES: [Module; 6] = [
         siblings: "v0.28.10",
         programs: &[Program { name: "flanneld", package: "github.com/flannel-io/flannel", need: Need::Flannel }],
         stamps: &[("github.com/flannel-io/flannel/pkg/version.Version", "v0.28.10")],
+        // One needs a module that not every proxy has, the other C.
+        without: &["/pkg/backend/tencentvpc", "/pkg/backend/udp"],
     },
 ];
 
