@@ -20,6 +20,11 @@ use crate::{api_server::SYSTEM, cluster_programs};
 pub const FOCUS: &str = "LoadBalancers|session affinity|same port and different protocol";
 /// The time limit of one test; the rolling updates need a quarter of an hour.
 const LIMIT: &str = "25m";
+/// Tests that vipmux cannot pass, by a part of their names, and the reason.
+const LEFT_OUT: [(&str, &str); 1] = [(
+    "should handle load balancer cleanup finalizer",
+    "vipmux sets no finalizer: docs/decisions/2026-11-25-no-cleanup-finalizer.md",
+)];
 const POOL: &str = "
 apiVersion: vipmux.io/v1alpha1
 kind: VipPool
@@ -75,9 +80,14 @@ pub fn run(cluster: &RealCluster, focus: &str, logs: &Path, outcome: &mut dyn Fn
     fs::create_dir_all(logs).with_context(|| format!("cannot make {}", logs.display()))?;
     let tests = Ginkgo { cluster, logs }.run("list", focus, true)?;
     ensure!(!tests.is_empty(), "no test matches {focus:?}");
-    outcome(&format!("{} tests; their logs are in {}", tests.len(), logs.display()));
+    outcome(&format!("tests: {}; their logs are in {}", tests.len(), logs.display()));
     let mut counts = [0_u32; 3];
     for (number, test) in tests.iter().enumerate() {
+        if let Some((_, why)) = LEFT_OUT.iter().find(|(part, _)| test.name().contains(part)) {
+            counts[1] += 1;
+            outcome(&format!("{:02} skipped         {}\n                    {why}", number + 1, test.name()));
+            continue;
+        }
         let found = Ginkgo { cluster, logs }.run(&format!("{:02}", number + 1), &exactly(&test.name()), false)?;
         let [spec] = &found[..] else { anyhow::bail!("{} tests are called {}", found.len(), test.name()) };
         let (column, why) = match (spec.state.as_str(), &spec.failure) {
