@@ -76,7 +76,7 @@ enum Command {
     /// Run a real Kubernetes cluster on this machine: a control plane and nodes with kubelet and
     /// containerd, in namespaces
     Cluster {
-        /// up, status, shell, test or down; `-- --help` lists all options
+        /// up, status, shell, test, conformance or down; `-- --help` lists all options
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },

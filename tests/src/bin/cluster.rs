@@ -65,7 +65,7 @@ enum Action {
     },
     /// End the cluster, and remove everything that it made
     Down,
-    /// Test vipmux in clusters of its own, as it is deployed: about seven minutes
+    /// Test vipmux in clusters of its own, as it is deployed: about nine minutes
     Test {
         /// Names of tests, and other options of cargo's test programs
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
