@@ -106,7 +106,12 @@ struct Agent {
     explain_requests: mpsc::Sender<ExplainRequest>,
     /// Somebody removed the pins, so the agent stops.
     unloaded: bool,
+    /// The last look at the pins, `CLOCK_BOOTTIME`.
+    pins_checked: Duration,
 }
+
+/// The interval of looks at the pins. Each takes twenty system calls.
+const PIN_CHECK: Duration = Duration::from_millis(500);
 
 /// The event loop's next action after an event.
 enum Next {
@@ -223,6 +228,11 @@ impl Agent {
         if self.unloaded || !self.serving.is_ready() {
             return Ok(false);
         }
+        let now = boottime()?;
+        if now.saturating_sub(self.pins_checked) < PIN_CHECK {
+            return Ok(false);
+        }
+        self.pins_checked = now;
         if !self.serving.kernel.has_pins() {
             let path = self.serving.kernel.pins().root().display();
             tracing::error!(%path, "somebody removed vipmux from the kernel, giving up all VIPs and stopping");

@@ -194,6 +194,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
         telemetry: Telemetry::new(meters, liveness),
         explain_requests,
         unloaded: false,
+        pins_checked: Duration::ZERO,
         node,
     };
     let inputs = Inputs::new(stop, &monitor, state, keys, queries, (reports, watched));
