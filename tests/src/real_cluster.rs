@@ -224,24 +224,25 @@ fn in_shell(mut shell: Command, line: &str) -> Result<String> {
 /// Makes the archives of the images that the nodes have.
 fn make_images(folder: &Path, vipmux: Option<&Path>) -> Result<Vec<PathBuf>> {
     /// The image of vipmux that `deploy` names.
-    const VIPMUX: &str = concat!("docker.io/library/vipmux:", env!("CARGO_PKG_VERSION"));
+    const VIPMUX: Image<'_> =
+        Image { name: "docker.io/library/vipmux", tag: env!("CARGO_PKG_VERSION"), entrypoint: &["/usr/bin/vipmux"] };
     let mut images = Vec::new();
     for (name, program, entrypoint) in [
-        ("localhost/pause:latest", "agnhost", &["/agnhost", "pause"][..]),
-        ("localhost/agnhost:latest", "agnhost", &["/agnhost"]),
-        ("localhost/coredns:latest", "coredns", &["/coredns"]),
-        ("docker.io/mccutchen/go-httpbin:latest", "go-httpbin", &["/go-httpbin"]),
+        ("localhost/pause", "agnhost", &["/agnhost", "pause"][..]),
+        ("localhost/agnhost", "agnhost", &["/agnhost"]),
+        ("localhost/coredns", "coredns", &["/coredns"]),
+        ("docker.io/mccutchen/go-httpbin", "go-httpbin", &["/go-httpbin"]),
     ] {
         let root = folder.join(program);
         image::install(&root, &[(&cluster_programs::find(program)?, program)])?;
-        images.push((Image { name, entrypoint }, root));
+        images.push((Image { name, tag: "latest", entrypoint }, root));
     }
     let shell = folder.join("agnhost");
     image::install(&shell, &[(Path::new("/bin/busybox"), "bin/busybox")])?;
     image::link(&shell, "busybox", &["sh", "cat", "ip", "ls", "nc", "nslookup", "ping", "ps", "sleep"])?;
     if let Some(vipmux) = vipmux {
         ensure!(vipmux.join("usr/bin/vipmux").is_file(), "{} has no /usr/bin/vipmux", vipmux.display());
-        images.push((Image { name: VIPMUX, entrypoint: &["/usr/bin/vipmux"] }, vipmux.to_owned()));
+        images.push((VIPMUX, vipmux.to_owned()));
     }
     let mut archives = Vec::new();
     for (number, (image, root)) in images.iter().enumerate() {

@@ -4,7 +4,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{capabilities, image, setup, workspace};
+use crate::{capabilities, image, program::Profile, setup, workspace};
 
 /// Builds the cluster's program, and vipmux's image for a new cluster, then executes it.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
@@ -33,7 +33,7 @@ fn execute(options: &[OsString], needs_image: bool) -> Result<()> {
     let program = workspace::target_folder()?.join("debug/cluster");
     let mut command = Command::new(&program);
     if needs_image {
-        command.env("VIPMUX_IMAGE_ROOT", image::context(image::Profile::Release)?.join("root"));
+        command.env("VIPMUX_IMAGE_ROOT", image::context(Profile::Release)?.join("root"));
     }
     let error = command.args(options).exec();
     Err(error).with_context(|| format!("cannot run {}", program.display()))
@@ -41,7 +41,7 @@ fn execute(options: &[OsString], needs_image: bool) -> Result<()> {
 
 /// Runs the tests that need a cluster. Each starts its own. `options` names some of them.
 fn test(options: &[OsString]) -> Result<()> {
-    let image = image::context(image::Profile::Release)?;
+    let image = image::context(Profile::Release)?;
     let mut tests = workspace::cargo(["test", "-p", "vipmux-tests", "--test", "cluster"]);
     tests.args(workspace::locked()).args(["--", "--test-threads=1", "--nocapture"]).args(options);
     workspace::run(tests.env("VIPMUX_IMAGE_ROOT", image.join("root")))

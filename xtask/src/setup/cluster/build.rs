@@ -55,7 +55,8 @@ impl<'a> Tree<'a> {
     /// Builds a program and moves it to its place. The place never has a partial file.
     pub(super) fn build(&self, program: &Program, place: &Path) -> Result<()> {
         let draft = self.folder.join(program.name);
-        let mut build = self.command(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags"]);
+        let mut build =
+            self.command(["build", "-v", "-trimpath", "-buildvcs=false", "-tags", self.module.tags, "-ldflags"]);
         build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(program.package);
         workspace::progress(&workspace::command_line(&build));
         count_packages(&mut build, program.name)?;

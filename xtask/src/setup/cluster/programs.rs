@@ -19,6 +19,8 @@ pub(crate) struct Module {
     pub(crate) siblings: &'static str,
     /// The programs that are built from it.
     pub(crate) programs: &'static [Program],
+    /// Build tags, which leave parts out.
+    pub(crate) tags: &'static str,
     /// Variables that the linker sets in these programs, so that they know their version.
     pub(crate) stamps: &'static [(&'static str, &'static str)],
 }
@@ -41,11 +43,13 @@ pub(crate) enum Need {
     Tests,
     /// A cluster with real nodes.
     Nodes,
+    /// The tests of the alerts.
+    Alerts,
 }
 
-/// Kubernetes, etcd, Helm, and what runs in Pods. Dependencies of the same version, above all Kubernetes' client, are
+/// Kubernetes, etcd, Helm, what runs in Pods, and what tests alerts. Dependencies of the same version, above all Kubernetes' client, are
 /// compiled once. So the Kubernetes version that Helm's release uses costs least.
-pub(crate) const MODULES: [Module; 5] = [
+pub(crate) const MODULES: [Module; 6] = [
     Module {
         name: "kubernetes",
         path: "k8s.io/kubernetes",
@@ -64,6 +68,7 @@ pub(crate) const MODULES: [Module; 5] = [
             Program { name: "kubelet", package: "k8s.io/kubernetes/cmd/kubelet", need: Need::Nodes },
             Program { name: "agnhost", package: "k8s.io/kubernetes/test/images/agnhost", need: Need::Nodes },
         ],
+        tags: "",
         stamps: &[
             ("k8s.io/component-base/version.gitVersion", "v1.37.1"),
             ("k8s.io/component-base/version.gitMajor", "1"),
@@ -77,6 +82,7 @@ pub(crate) const MODULES: [Module; 5] = [
         version: "v3.7.3",
         siblings: "v3.7.3",
         programs: &[Program { name: "etcd", package: "go.etcd.io/etcd/server/v3", need: Need::Tests }],
+        tags: "",
         stamps: &[],
     },
     Module {
@@ -85,6 +91,7 @@ pub(crate) const MODULES: [Module; 5] = [
         version: "v4.3.1",
         siblings: "v4.3.1",
         programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm", need: Need::Tests }],
+        tags: "",
         stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
     },
     Module {
@@ -93,6 +100,7 @@ pub(crate) const MODULES: [Module; 5] = [
         version: "v1.15.0",
         siblings: "v1.15.0",
         programs: &[Program { name: "coredns", package: "github.com/coredns/coredns", need: Need::Nodes }],
+        tags: "",
         stamps: &[],
     },
     Module {
@@ -105,6 +113,22 @@ pub(crate) const MODULES: [Module; 5] = [
             package: "github.com/mccutchen/go-httpbin/v2/cmd/go-httpbin",
             need: Need::Nodes,
         }],
+        tags: "",
+        stamps: &[],
+    },
+    Module {
+        name: "prometheus",
+        path: "github.com/prometheus/prometheus",
+        // Prometheus 3.16. Go would expect its major version in the module's path.
+        version: "v0.316.0",
+        siblings: "v0.316.0",
+        programs: &[Program {
+            name: "promtool",
+            package: "github.com/prometheus/prometheus/cmd/promtool",
+            need: Need::Alerts,
+        }],
+        // The clients of clouds' APIs are most of it.
+        tags: "remove_all_sd",
         stamps: &[],
     },
 ];

@@ -1,0 +1,20 @@
+//! Checks and tests the alerts for Prometheus.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{setup, workspace};
+
+const RULES: &str = "deploy/helm/vipmux/files/alerts.yaml";
+const TESTS: &str = "tests/alerts.yaml";
+
+/// Returns the commands that check the rules, and then test them with made-up series.
+pub(super) fn commands() -> Result<[Command; 2]> {
+    let promtool = |arguments: &[&str]| -> Result<Command> {
+        let mut command = Command::new(setup::cluster_program("promtool")?);
+        command.args(arguments).current_dir(workspace::root());
+        Ok(command)
+    };
+    Ok([promtool(&["check", "rules", "--lint-fatal", RULES])?, promtool(&["test", "rules", TESTS])?])
+}
