@@ -12,7 +12,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use self::{crates::Crates, source::Source};
 use crate::{
@@ -64,10 +64,15 @@ impl Release {
         Ok(release)
     }
 
-    /// Compiles the program for a platform. Returns its path.
+    /// Compiles the program for a platform, and starts it. Returns its path.
     fn program(&self, platform: Platform) -> Result<PathBuf> {
         workspace::progress(&format!("building vipmux {} for {}", self.source.version, platform.triple));
-        program::compile(platform, Profile::Release)
+        let program = program::compile(platform, Profile::Release)?;
+        let shown = program::output(platform.emulated(&program).arg("--version"))?;
+        if shown != format!("vipmux {}", self.source.version) {
+            bail!("{} says {shown:?} instead of its version", program.display());
+        }
+        Ok(program)
     }
 
     /// Makes what is the same in the archives of all platforms. This machine's program knows the options.

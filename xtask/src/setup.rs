@@ -116,7 +116,7 @@ pub(crate) fn alerts() -> Result<()> {
 /// Ensures that programs for all platforms, manifests and charts can be made.
 pub(crate) fn release() -> Result<()> {
     bpf_toolchain()?;
-    PLATFORMS.into_iter().try_for_each(Platform::install)?;
+    PLATFORMS.into_iter().try_for_each(|platform| platform.install().and_then(|()| platform.install_emulator()))?;
     cluster::install(cluster::Need::Tests)
 }
 

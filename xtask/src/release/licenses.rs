@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 
 use super::crates::{Crate, Crates};
 
-/// How the names of files with licenses begin.
-const NAMES: [&str; 6] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
+/// How the names of files with licenses begin, in American or British spelling.
+const NAMES: [&str; 5] = ["LICEN", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
 
 /// Text about what no crate brings.
 const LIBRARIES: &str = "Rust's standard library, MIT OR Apache-2.0: https://github.com/rust-lang/rust\n\

@@ -20,6 +20,8 @@ pub(crate) struct Platform {
     pub(crate) architecture: &'static str,
     /// Rust's name of the target.
     pub(crate) triple: &'static str,
+    /// What runs its programs on other machines.
+    emulator: &'static str,
     /// The compiler for C code on machines of this platform.
     native: Compiler,
     /// The compiler for C code on other machines.
@@ -42,6 +44,7 @@ pub(crate) const PLATFORMS: [Platform; 2] = [
         machine: "x86_64",
         architecture: "amd64",
         triple: "x86_64-unknown-linux-musl",
+        emulator: "qemu-x86_64-static",
         native: Compiler {
             program: ("x86_64-linux-musl-gcc", "musl-tools"),
             header: ("/usr/include/x86_64-linux-musl/assert.h", "musl-dev"),
@@ -55,6 +58,7 @@ pub(crate) const PLATFORMS: [Platform; 2] = [
         machine: "aarch64",
         architecture: "arm64",
         triple: "aarch64-unknown-linux-musl",
+        emulator: "qemu-aarch64-static",
         native: Compiler {
             program: ("aarch64-linux-musl-gcc", "musl-tools"),
             header: ("/usr/include/aarch64-linux-musl/assert.h", "musl-dev"),
@@ -105,6 +109,24 @@ impl Platform {
         if !self.is_host() {
             cargo.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), self.c_compiler());
         }
+    }
+
+    /// Returns a command that runs one of its programs here, in QEMU if this machine is another platform.
+    pub(crate) fn emulated(self, program: &Path) -> Command {
+        if self.is_host() {
+            return Command::new(program);
+        }
+        let mut qemu = Command::new(self.emulator);
+        qemu.arg(program);
+        qemu
+    }
+
+    /// Ensures that its programs run here.
+    pub(crate) fn install_emulator(self) -> Result<()> {
+        if self.is_host() {
+            return Ok(());
+        }
+        super::programs(&[(self.emulator, "qemu-user-static", "tries programs for the other platform")])
     }
 
     fn compiler(self) -> Compiler {

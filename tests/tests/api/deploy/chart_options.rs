@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use vipmux_tests::api_server::ApiServer;
+use vipmux_tests::api_server::{self, ApiServer, SYSTEM};
 
 use super::{Objects, accept, charted, objects, path};
 
@@ -92,11 +92,12 @@ fn object<'a>(objects: &'a Objects, kind: &str, name: &str) -> Result<&'a Value>
     objects.get(&(kind.to_owned(), name.to_owned())).with_context(|| format!("no {kind} {name}"))
 }
 
-/// Returns an API server with the operator's kinds and the namespace of the chart.
-fn api_server() -> Result<Option<ApiServer>> {
+/// Returns an API server with the operator's kinds and the namespaces of the chart, without labels.
+fn prepared() -> Result<Option<ApiServer>> {
     let Some(api) = ApiServer::alone()? else { return Ok(None) };
-    api.apply(&fs::read_to_string(path("kustomize/namespace.yaml"))?)?;
-    let kinds = vipmux_tests::api_server::documents(OPERATOR)?;
+    api.add_namespace(SYSTEM)?;
+    api.add_namespace(&format!("{SYSTEM}-allocator"))?;
+    let kinds = api_server::documents(OPERATOR)?;
     api.apply_all(&kinds)?;
     kinds.iter().try_for_each(|kind| api.await_kind(kind))?;
     Ok(Some(api))
@@ -104,7 +105,7 @@ fn api_server() -> Result<Option<ApiServer>> {
 
 #[test]
 fn the_options_of_pods_get_into_their_templates() -> Result<()> {
-    let Some(api) = api_server()? else { return Ok(()) };
+    let Some(api) = prepared()? else { return Ok(()) };
     let volumes = json!([{"name": "ca", "configMap": {"name": "ca"}}]);
     let mounts = json!([{"name": "ca", "mountPath": "/etc/ssl/certs", "readOnly": true}]);
     let both = json!({
@@ -139,7 +140,7 @@ fn the_options_of_pods_get_into_their_templates() -> Result<()> {
 /// What refers to an object uses its new name too.
 #[test]
 fn an_override_renames_every_object_except_the_kinds() -> Result<()> {
-    let Some(api) = api_server()? else { return Ok(()) };
+    let Some(api) = prepared()? else { return Ok(()) };
     let values = |name: &str| {
         json!({
             "nameOverride": name, "podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true},
@@ -155,8 +156,9 @@ fn an_override_renames_every_object_except_the_kinds() -> Result<()> {
         _ => (kind, name.replacen("vipmux", "edge", 1)),
     });
     assert_eq!(renamed, expected.collect());
-    // These belong to the code: the key's Secret and the allocator's Lease.
+    // These belong to the code, the key's Secret and the allocator's Lease, and to alerts.yaml, its group.
     let fixed = ["vipmux-gossip", "resourceNames: [vipmux-allocator]", "vipmux-system", "vipmux.io", "/vipmux"];
+    let fixed = [&fixed[..], &["  - name: vipmux"]].concat();
     for line in made.lines().filter(|line| !line.trim_start().starts_with(['#', '"'])) {
         let is_name = line.contains("vipmux-") || line.ends_with(": vipmux");
         assert!(!is_name || fixed.iter().any(|text| line.contains(text)), "{line}");
@@ -166,7 +168,7 @@ fn an_override_renames_every_object_except_the_kinds() -> Result<()> {
 
 #[test]
 fn monitoring_objects_select_the_pods_and_have_the_alerts() -> Result<()> {
-    let Some(api) = api_server()? else { return Ok(()) };
+    let Some(api) = prepared()? else { return Ok(()) };
     let values = json!({
         "podMonitor": {"enabled": true, "interval": "1m", "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": true, "labels": {"release": "prometheus"}, "disabled": ["AgentsMissing"]},
@@ -203,7 +205,7 @@ fn monitoring_objects_select_the_pods_and_have_the_alerts() -> Result<()> {
 
 #[test]
 fn a_policy_lets_the_allocator_reach_the_api_server_and_prometheus_reach_the_allocator() -> Result<()> {
-    let Some(api) = api_server()? else { return Ok(()) };
+    let Some(api) = prepared()? else { return Ok(()) };
     let from = json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
     let policy = |values: Value| -> Result<Value> {
         let made = charted(&api, &values)?;
