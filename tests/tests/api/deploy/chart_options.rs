@@ -9,7 +9,7 @@ use vipmux_tests::api_server::{self, ApiServer, SYSTEM};
 use super::{Objects, accept, charted, objects, path};
 
 /// The operator's kinds, with the part of its schemas that the chart uses. A misspelled field is refused.
-const OPERATOR: &str = r#"
+const OPERATOR: &str = r"
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: podmonitors.monitoring.coreos.com}
@@ -86,7 +86,7 @@ spec:
                           for: {type: string}
                           labels: {type: object, additionalProperties: {type: string}}
                           annotations: {type: object, additionalProperties: {type: string}}
-"#;
+";
 
 fn object<'a>(objects: &'a Objects, kind: &str, name: &str) -> Result<&'a Value> {
     objects.get(&(kind.to_owned(), name.to_owned())).with_context(|| format!("no {kind} {name}"))
