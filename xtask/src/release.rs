@@ -140,7 +140,9 @@ impl Release {
     fn toolchain(&self, rustc: &Rustc) -> Result<String> {
         let (bpf, linker) = toolchain::detect().context("the BPF toolchain is gone")?;
         let ask = |program: &Path, question: &[&str]| program::output(Command::new(program).args(question));
-        let mut lines = vec![format!("commit: {}\n", self.source.commit), rustc.version.clone() + "\n"];
+        // cargo names BPF programs' functions by the path of the crate that they share with the agent.
+        let place = format!("commit: {}\nfolder: {}\n", self.source.commit, workspace::root().display());
+        let mut lines = vec![place, rustc.version.clone() + "\n"];
         lines.extend(["BPF programs:".to_owned(), ask(&bpf.rustc, &["-vV"])?, ask(&linker, &["--version"])? + "\n"]);
         for program in PLATFORMS.map(Platform::c_compiler).into_iter().chain(["tar", "gzip"]) {
             let version = ask(Path::new(program), &["--version"])?;
