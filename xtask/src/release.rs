@@ -32,8 +32,7 @@ pub(crate) fn run(draft: bool) -> Result<()> {
     setup::release()?;
     let crates = Crates::find()?;
     let release = Release::new(source, &workspace::target_folder()?)?;
-    let programs = PLATFORMS.map(|platform| (platform, release.program(platform)));
-    let programs = programs.into_iter().map(|(platform, program)| Ok((platform, program?)));
+    let programs = PLATFORMS.into_iter().map(|platform| Ok((platform, release.program(platform)?)));
     let programs = programs.collect::<Result<Vec<_>>>()?;
     workspace::progress("making the archives, the image, the manifests and the chart");
     release.common_files(&programs, &crates)?;
