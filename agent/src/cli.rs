@@ -5,12 +5,14 @@ pub mod agent;
 pub mod allocator;
 pub mod check;
 pub mod cluster;
+pub mod completion;
 pub mod config;
 pub mod drain;
 pub mod explain;
 pub mod http;
 pub mod inspect;
 pub mod log;
+pub mod manual;
 pub mod plan;
 mod service_runtime;
 pub mod unload;
@@ -37,6 +39,8 @@ enum CliCommand {
     Allocator(allocator::AllocatorArgs),
     /// Check whether this node is ready for vipmux; each finding comes with its remedy
     Check(check::CheckArgs),
+    /// Print a script with which a shell completes vipmux's commands and options
+    Completion(completion::CompletionArgs),
     /// Transfer this node's VIPs to other nodes, to stop or restart it without an outage
     Drain(drain::DrainArgs),
     /// Explain why a Service or VIP is served or not: each step from manifest to packet, and the
@@ -44,6 +48,9 @@ enum CliCommand {
     Explain(explain::ExplainArgs),
     /// Show the kernel's state from the pinned maps; all views but `diff` work without the agent
     Inspect(inspect::Inspect),
+    /// Write the man pages of all commands
+    #[command(hide = true)]
+    Manual(manual::ManualArgs),
     /// Show which Service would get which address and port from manifests, and why; changes nothing
     Plan(plan::PlanArgs),
     /// Remove vipmux from this node: programs, maps, pins, nftables table
@@ -62,6 +69,9 @@ pub enum CliError {
     /// `vipmux allocator`.
     #[error(transparent)]
     Allocator(#[from] allocator::AllocatorError),
+    /// `vipmux completion`.
+    #[error(transparent)]
+    Completion(#[from] completion::CompletionError),
     /// `vipmux drain`.
     #[error(transparent)]
     Drain(#[from] drain::DrainError),
@@ -71,6 +81,9 @@ pub enum CliError {
     /// `vipmux inspect`.
     #[error(transparent)]
     Inspect(#[from] inspect::InspectCommandError),
+    /// `vipmux manual`.
+    #[error(transparent)]
+    Manual(#[from] manual::ManualError),
     /// `vipmux plan`.
     #[error(transparent)]
     Plan(#[from] plan::PlanCommandError),
@@ -91,9 +104,11 @@ impl Cli {
             CliCommand::Agent(args) => agent::run(*args)?,
             CliCommand::Allocator(args) => allocator::run(args)?,
             CliCommand::Check(args) => return Ok(check::run(args)?),
+            CliCommand::Completion(args) => completion::run(args)?,
             CliCommand::Drain(args) => drain::run(&args)?,
             CliCommand::Explain(args) => return Ok(explain::run(&args)?),
             CliCommand::Inspect(inspect) => return Ok(inspect.run()?),
+            CliCommand::Manual(args) => manual::run(args)?,
             CliCommand::Plan(args) => return Ok(plan::run(&args)?),
             CliCommand::Unload(unload) => unload.run()?,
         }

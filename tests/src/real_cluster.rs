@@ -245,21 +245,21 @@ fn make_images(folder: &Path, plan: &Plan) -> Result<Vec<PathBuf>> {
     const VIPMUX: &str = concat!("docker.io/library/vipmux:", env!("CARGO_PKG_VERSION"));
     let mut images = Vec::new();
     for (name, program, entrypoint) in [
-        ("localhost/pause:latest", "agnhost", &["/agnhost", "pause"][..]),
-        ("localhost/agnhost:latest", "agnhost", &["/agnhost"]),
-        ("localhost/coredns:latest", "coredns", &["/coredns"]),
-        ("docker.io/mccutchen/go-httpbin:latest", "go-httpbin", &["/go-httpbin"]),
+        ("localhost/pause", "agnhost", &["/agnhost", "pause"][..]),
+        ("localhost/agnhost", "agnhost", &["/agnhost"]),
+        ("localhost/coredns", "coredns", &["/coredns"]),
+        ("docker.io/mccutchen/go-httpbin", "go-httpbin", &["/go-httpbin"]),
     ] {
         let root = folder.join(program);
         image::install(&root, &[(&cluster_programs::find(program)?, program)])?;
-        images.push((Image { names: vec![name.to_owned()], entrypoint }, root));
+        images.push((Image::named(&format!("{name}:latest"), entrypoint)?, root));
     }
     let shell = folder.join("agnhost");
     image::install(&shell, &[(Path::new("/bin/busybox"), "bin/busybox")])?;
     image::link(&shell, "busybox", &["sh", "cat", "ip", "ls", "nc", "nslookup", "ping", "ps", "sleep"])?;
     if let Some(vipmux) = &plan.vipmux {
         ensure!(vipmux.join("usr/bin/vipmux").is_file(), "{} has no /usr/bin/vipmux", vipmux.display());
-        images.push((Image { names: vec![VIPMUX.to_owned()], entrypoint: &["/usr/bin/vipmux"] }, vipmux.clone()));
+        images.push((Image::named(VIPMUX, &["/usr/bin/vipmux"])?, vipmux.clone()));
     }
     if plan.conformance {
         let root = folder.join("conformance");
@@ -273,8 +273,11 @@ fn make_images(folder: &Path, plan: &Plan) -> Result<Vec<PathBuf>> {
         fs::write(root.join("etc/wgetrc"), "tries = 1\n").context("cannot write a file of an image")?;
         image::link(&root, "/usr/bin/dash", &["sh"])?;
         image::link(&root, "/usr/bin/nc.openbsd", &["nc"])?;
-        for (kind, entrypoint) in [("agnhost", &["/agnhost"][..]), ("pause", &["/agnhost", "pause"])] {
-            images.push((Image { names: conformance::images(kind)?, entrypoint }, root.clone()));
+        let all = [("agnhost", &["/agnhost"][..], &root), ("pause", &["/agnhost", "pause"], &shell)];
+        for (kind, entrypoint, root) in all {
+            for name in conformance::images(kind)? {
+                images.push((Image::named(&name, entrypoint)?, root.clone()));
+            }
         }
     }
     let mut archives = Vec::new();

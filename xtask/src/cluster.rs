@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     capabilities, image,
+    program::Profile,
     setup::{self, Need},
     workspace,
 };
@@ -44,7 +45,7 @@ fn execute(options: &[OsString], needs_image: bool) -> Result<()> {
     let program = workspace::target_folder()?.join("debug/cluster");
     let mut command = Command::new(&program);
     if needs_image {
-        command.env("VIPMUX_IMAGE_ROOT", image::context(image::Profile::Release)?.join("root"));
+        command.env("VIPMUX_IMAGE_ROOT", image::context(Profile::Release)?.join("root"));
     }
     let error = command.args(options).exec();
     Err(error).with_context(|| format!("cannot run {}", program.display()))
@@ -52,7 +53,7 @@ fn execute(options: &[OsString], needs_image: bool) -> Result<()> {
 
 /// Runs the tests that need a cluster. Each starts its own. `options` names some of them.
 fn test(options: &[OsString]) -> Result<()> {
-    let image = image::context(image::Profile::Release)?;
+    let image = image::context(Profile::Release)?;
     let mut tests = workspace::cargo(["test", "-p", "vipmux-tests", "--test", "cluster"]);
     tests.args(workspace::locked()).args(["--", "--test-threads=1", "--nocapture"]).args(options);
     workspace::run(tests.env("VIPMUX_IMAGE_ROOT", image.join("root")))

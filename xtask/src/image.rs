@@ -1,69 +1,47 @@
-//! `cargo xtask image`: makes the container image's files, and the image if a builder is installed.
+//! `cargo xtask image`: makes the container image's files and its archive, without a container engine.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context, Result};
 
-use crate::{setup, workspace};
+use crate::{
+    oci::{Files, Image},
+    program::{self, Profile},
+    setup::Platform,
+    workspace,
+};
 
 /// Folders of the image that Pods mount into. Everything else is the one program.
 const FOLDERS: [&str; 8] = ["dev", "etc/vipmux", "proc", "run/vipmux", "sys", "tmp", "usr/bin", "var/lib/vipmux"];
 /// Licenses of the program and of its BPF programs.
 const LICENSES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "ebpf/LICENSE-GPL-2.0"];
 /// The folder of the licenses in the image.
-const LICENSE_FOLDER: &str = "usr/share/licenses/vipmux";
+pub(crate) const LICENSE_FOLDER: &str = "usr/share/licenses/vipmux";
 /// The image's full name, as container runtimes expand `vipmux`. An archive is imported under
-/// exactly this name, and buildah would keep it short.
+/// exactly this name.
 const NAME: &str = "docker.io/library/vipmux";
-/// Programs that build an image from a Dockerfile, in order of preference, each with a command that
-/// succeeds if it works. Docker does not work without its daemon.
-const BUILDERS: [(&str, &str); 3] = [("buildah", "--version"), ("podman", "--version"), ("docker", "info")];
+/// The image of this checkout is of no time. Equal programs give equal images.
+const NO_TIME: &str = "1970-01-01T00:00:00Z";
 
-/// A profile to compile the program with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Profile {
-    /// For a cluster.
-    Release,
-    /// For the tests.
-    Dev,
-}
-
-/// Makes the image's files. Builds the image, tagged with the version, if this machine can.
+/// Makes the image's files, and an archive of it for this machine's platform.
 pub(crate) fn run() -> Result<()> {
     let context = context(Profile::Release)?;
-    let tag = format!("{NAME}:{}", env!("CARGO_PKG_VERSION"));
-    let Some(builder) = builder() else {
-        workspace::progress(&format!(
-            "found no buildah, podman or docker daemon; the image's files are in {}; on a machine with one, run \
-             `docker build --file deploy/Dockerfile --tag {tag} {}`",
-            context.join("root").display(),
-            context.display()
-        ));
-        return Ok(());
-    };
     let archive = context.join(format!("vipmux-{}.tar", env!("CARGO_PKG_VERSION")));
-    workspace::progress(&format!("building the image {tag} with {builder}"));
-    workspace::run(&mut build(builder, &tag, &context))?;
-    remove(&archive)?;
-    workspace::run(&mut save(builder, &tag, &archive))?;
-    workspace::progress(&format!("image: {tag}, archive: {}", archive.display()));
+    let files = Files { architecture: Platform::host()?.architecture, root: &context.join("root") };
+    write(&[files], &[], NO_TIME, &archive)?;
+    workspace::progress(&format!("image: {NAME}:{}, archive: {}", env!("CARGO_PKG_VERSION"), archive.display()));
     Ok(())
 }
 
-/// Makes the context of the image's build. The image's files are in its folder `root`.
+/// Makes the folder of the image. The image's files are in its folder `root`.
 pub(crate) fn context(profile: Profile) -> Result<PathBuf> {
-    setup::bpf_toolchain()?;
-    let triple = setup::static_target()?;
-    let target = workspace::target_folder()?;
-    workspace::run(&mut compile(triple, profile, &target))?;
-    let program = target.join(triple).join(profile.folder()).join("vipmux");
-    let context = target.join(match profile {
+    let program = program::compile(Platform::host()?, profile)?;
+    let context = workspace::target_folder()?.join(match profile {
         Profile::Release => "image",
         Profile::Dev => "image-dev",
     });
@@ -71,42 +49,46 @@ pub(crate) fn context(profile: Profile) -> Result<PathBuf> {
     Ok(context)
 }
 
-impl Profile {
-    const fn folder(self) -> &'static str {
-        match self {
-            Self::Release => "release",
-            Self::Dev => "debug",
-        }
-    }
-}
-
-/// Returns the command that compiles the program. A release has no debug information: most of it is
-/// about libraries.
-fn compile(triple: &str, profile: Profile, target: &Path) -> Command {
-    let mut cargo = workspace::cargo(["build", "-p", "vipmux", "--bin", "vipmux", "--target", triple]);
-    cargo.args(workspace::locked()).arg("--target-dir").arg(target);
-    if profile == Profile::Release {
-        cargo.arg("--release").env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
-    }
-    cargo
+/// Writes an archive of the image, of which `annotations` tell more.
+pub(crate) fn write(
+    platforms: &[Files<'_>],
+    annotations: &[(&str, &str)],
+    created: &str,
+    archive: &Path,
+) -> Result<()> {
+    let image = Image {
+        name: NAME,
+        tag: env!("CARGO_PKG_VERSION"),
+        entrypoint: &["/usr/bin/vipmux"],
+        arguments: &["--help"],
+        created,
+        annotations,
+        compress: true,
+    };
+    image.write(platforms, archive)
 }
 
 /// Puts the image's files into `root`, and replaces what is there.
-fn assemble(program: &Path, root: &Path) -> Result<()> {
+pub(crate) fn assemble(program: &Path, root: &Path) -> Result<()> {
     remove(root)?;
     for folder in FOLDERS.iter().chain([&LICENSE_FOLDER]) {
         let path = root.join(folder);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
     }
     put(program, &root.join("usr/bin/vipmux"), 0o755)?;
-    for license in LICENSES {
-        let name = Path::new(license).file_name().unwrap_or(OsStr::new(license));
-        put(&workspace::root().join(license), &root.join(LICENSE_FOLDER).join(name), 0o644)?;
-    }
-    Ok(())
+    put_licenses(&root.join(LICENSE_FOLDER))
 }
 
-fn put(source: &Path, target: &Path, mode: u32) -> Result<()> {
+/// Copies the licenses into a folder.
+pub(crate) fn put_licenses(folder: &Path) -> Result<()> {
+    LICENSES.iter().try_for_each(|license| {
+        let name = Path::new(license).file_name().unwrap_or(OsStr::new(license));
+        put(&workspace::root().join(license), &folder.join(name), 0o644)
+    })
+}
+
+/// Copies a file, and gives the copy these rights.
+pub(crate) fn put(source: &Path, target: &Path, mode: u32) -> Result<()> {
     let copy = || {
         fs::copy(source, target)?;
         fs::set_permissions(target, fs::Permissions::from_mode(mode))
@@ -115,7 +97,7 @@ fn put(source: &Path, target: &Path, mode: u32) -> Result<()> {
 }
 
 /// Removes a file or folder if it exists.
-fn remove(path: &Path) -> Result<()> {
+pub(crate) fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -123,37 +105,6 @@ fn remove(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Returns an installed program that can build an image.
-fn builder() -> Option<&'static str> {
-    let works = |(builder, question): &(&str, &str)| {
-        setup::find_program(builder).is_some_and(|path| workspace::succeeds(Command::new(path).arg(question)))
-    };
-    BUILDERS.iter().find(|builder| works(builder)).map(|(builder, _)| *builder)
-}
-
-fn build(builder: &str, tag: &str, context: &Path) -> Command {
-    let mut command = Command::new(builder);
-    command.args(["build", "--file"]).arg(workspace::root().join("deploy/Dockerfile"));
-    command.args(["--tag", tag]).arg(context);
-    command
-}
-
-/// Returns the command that saves the image to a file which every container runtime can load.
-fn save(builder: &str, tag: &str, archive: &Path) -> Command {
-    let mut command = Command::new(builder);
-    match builder {
-        "buildah" => {
-            let mut target = OsString::from("oci-archive:");
-            target.push(archive);
-            target.push(format!(":{tag}"));
-            command.args(["push", "--quiet", tag]).arg(target)
-        }
-        "podman" => command.args(["save", "--format", "oci-archive", "--output"]).arg(archive).arg(tag),
-        _ => command.args(["save", "--output"]).arg(archive).arg(tag),
-    };
-    command
 }
 
 #[cfg(test)]
@@ -183,13 +134,5 @@ mod tests {
         assert_eq!(fs::metadata(&files[0]).unwrap().permissions().mode() & 0o777, 0o755);
         assert!(FOLDERS.iter().all(|folder| root.join(folder).is_dir()));
         fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn the_archive_is_one_that_runtimes_load() {
-        let shown = |builder| workspace::command_line(&save(builder, "vipmux:1", Path::new("/a.tar")));
-        assert_eq!(shown("buildah"), "buildah push --quiet vipmux:1 oci-archive:/a.tar:vipmux:1");
-        assert_eq!(shown("podman"), "podman save --format oci-archive --output /a.tar vipmux:1");
-        assert_eq!(shown("docker"), "docker save --output /a.tar vipmux:1");
     }
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask lint`: runs every check, even if one fails, and names the failed ones in a summary.
 
+mod alerts;
 mod layers;
 mod links;
 
@@ -38,6 +39,8 @@ pub(crate) enum Check {
     ClippyFuzz,
     /// rustdoc, with warnings as errors
     Docs,
+    /// The alerts for Prometheus, with promtool
+    Alerts,
 }
 
 /// Runs `checks` (all, if none is named). Fails if one of them failed.
@@ -81,9 +84,14 @@ impl Check {
             Self::Deny => Some(LintTool::DENY),
             Self::Machete => Some(LintTool::MACHETE),
             Self::Typos => Some(LintTool::TYPOS),
-            Self::Fmt | Self::Layers | Self::Links | Self::Clippy | Self::ClippyBpf | Self::ClippyFuzz | Self::Docs => {
-                None
-            }
+            Self::Fmt
+            | Self::Layers
+            | Self::Links
+            | Self::Clippy
+            | Self::ClippyBpf
+            | Self::ClippyFuzz
+            | Self::Docs
+            | Self::Alerts => None,
         }
     }
 
@@ -119,6 +127,7 @@ impl Check {
                 all([command])
             }
             Self::ClippyBpf => all([clippy_bpf()?]),
+            Self::Alerts => all(alerts::commands()?),
             Self::Docs => {
                 let mut command = workspace::cargo(["doc", "--workspace", "--no-deps"]);
                 command.args(workspace::locked()).env("RUSTDOCFLAGS", "-D warnings");

@@ -2,6 +2,7 @@
 //!
 //! This binary installs the BPF toolchain, so it depends on no crate that needs one.
 
+mod archive;
 mod bench;
 mod build;
 mod capabilities;
@@ -12,6 +13,9 @@ mod fuzz;
 mod generate;
 mod image;
 mod lint;
+mod oci;
+mod program;
+mod release;
 mod setup;
 mod sim;
 mod summary;
@@ -109,9 +113,17 @@ enum Command {
     /// Write the generated files: CRDs and the configuration's schema in deploy/, and
     /// docs/configuration.md
     Generate,
-    /// Build the container image with one static binary, or only its files (target/image) if no
-    /// image builder is installed
+    /// Build the container image with one static binary: an archive in target/image, without a container
+    /// engine
     Image,
+    /// Make all files of a release in target/dist: programs and image for x86-64 and arm64, manifests,
+    /// chart, SBOM and checksums
+    Release {
+        /// Accept uncommitted changes, and a changelog without a section for the version. The files are
+        /// not for publication
+        #[arg(long)]
+        draft: bool,
+    },
     /// Check formatting, lints, docs, dependencies, spelling and the layers of the crates
     Lint {
         /// The checks to run (all, if none is named)
@@ -134,6 +146,7 @@ fn main() -> ExitCode {
         Command::Sim { options } => sim::run(&options),
         Command::Generate => generate::run(),
         Command::Image => image::run(),
+        Command::Release { draft } => release::run(draft),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {

@@ -15,9 +15,9 @@ use std::{env, path::PathBuf};
 
 use anyhow::{Result, bail};
 
-pub(crate) use cluster::Need;
+pub(crate) use cluster::{Need, program as cluster_program};
 pub(crate) use lint_tools::{LintTool, components, lint_tools};
-pub(crate) use static_target::install as static_target;
+pub(crate) use static_target::{PLATFORMS, Platform};
 
 use crate::{
     toolchain::{self, Toolchain},
@@ -111,6 +111,18 @@ pub(crate) fn network_tests() -> Result<()> {
 pub(crate) fn api_tests() -> Result<()> {
     network_tests()?;
     programs(&API_PROGRAMS)?;
+    cluster::install(Need::Tests)
+}
+
+/// Ensures that the alerts can be tested.
+pub(crate) fn alerts() -> Result<()> {
+    cluster::install(Need::Alerts)
+}
+
+/// Ensures that programs for all platforms, manifests and charts can be made.
+pub(crate) fn release() -> Result<()> {
+    bpf_toolchain()?;
+    PLATFORMS.into_iter().try_for_each(|platform| platform.install().and_then(|()| platform.install_emulator()))?;
     cluster::install(Need::Tests)
 }
 

@@ -6,7 +6,9 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
-    capabilities, image, setup, sim,
+    capabilities, image,
+    program::Profile,
+    setup, sim,
     summary::{self, Outcome},
     workspace,
 };
@@ -175,7 +177,7 @@ fn with_agent(mut suite: Command) -> Result<Vec<Command>> {
 /// Makes the container image's files, from which the network suite starts agents. If they cannot be
 /// made, the image's tests are skipped; with `CI=true` that is a failure.
 fn image_files() -> Result<Option<PathBuf>> {
-    match image::context(image::Profile::Dev) {
+    match image::context(Profile::Dev) {
         Ok(context) => Ok(Some(context.join("root"))),
         Err(error) if workspace::in_ci() => Err(error.context("cannot make the container image's files")),
         Err(error) => {

@@ -41,6 +41,10 @@ pub(crate) fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
     }
     let mut path = vec![linker.parent().map(Path::to_path_buf).unwrap_or_default()];
     path.extend(env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>()));
+    for (folder, name) in folders(workspace, &toolchain.rustc)? {
+        let flag = format!("--remap-path-prefix={}={name}", folder.display());
+        cargo.arg("--config").arg(format!("target.{TARGET}.rustflags=[{flag:?}]"));
+    }
     let status = cargo
         .current_dir(&ebpf)
         .env("RUSTC", &toolchain.rustc)
@@ -56,6 +60,17 @@ pub(crate) fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
     let (built, object) = (folder.join(TARGET).join("release").join(name), out.join(name));
     fs::copy(&built, &object).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
     Ok(object)
+}
+
+/// Returns the folders whose paths get into the object's debug information, each with what stands for it
+/// there. So the object is the same wherever it is built.
+fn folders(workspace: &Path, rustc: &Path) -> Result<Vec<(PathBuf, &'static str)>, String> {
+    let absolute = |path: &Path| path.canonicalize().map_err(|error| format!("no {}: {error}", path.display()));
+    let mut folders = vec![(absolute(workspace)?, "vipmux")];
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    folders.extend(home.or_else(|| env::home_dir().map(|home| home.join(".cargo"))).map(|home| (home, "cargo")));
+    folders.extend(toolchain::sysroot(rustc).map(|sysroot| (sysroot, "rust")));
+    Ok(folders)
 }
 
 /// Returns one target folder for all packages and profiles that embed an object, beside the

@@ -54,11 +54,15 @@ impl Toolchain {
     }
 
     fn with_sources(cargo: PathBuf, rustc: PathBuf, bootstrap: bool) -> Option<Self> {
-        let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]))?;
-        let complete = cargo.exists() && Path::new(&sysroot).join(CORE_SOURCES).exists();
+        let complete = cargo.exists() && sysroot(&rustc)?.join(CORE_SOURCES).exists();
         let llvm = complete.then(|| llvm_of_rustc(&rustc))??;
         Some(Self { cargo, rustc, bootstrap, llvm })
     }
+}
+
+/// Returns the folder of a rustc's libraries and sources.
+pub(crate) fn sysroot(rustc: &Path) -> Option<PathBuf> {
+    output(Command::new(rustc).args(["--print", "sysroot"])).map(PathBuf::from)
 }
 
 /// Returns a toolchain and the `bpf-linker` that fits it.

@@ -13,6 +13,7 @@ use vipmux_election::{
 use vipmux_model::{health::Findings, reach::SegmentReach, reason::Reason};
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
+const ALERTS: &str = include_str!("../../../deploy/helm/vipmux/files/alerts.yaml");
 
 /// All metrics of an agent, with a value for each.
 fn everything() -> String {
@@ -103,13 +104,29 @@ fn the_text_is_well_formed() {
     assert!(text.contains(r#"service="a\"b""#), "a quote is not escaped");
 }
 
-/// The rules of the page are what users load into Prometheus. A name that no metric has is no error
-/// there: the alert is silent for ever.
+fn alerts() -> Vec<serde_json::Value> {
+    let file: serde_json::Value = serde_saphyr::from_str(ALERTS).unwrap();
+    file["groups"][0]["rules"].as_array().unwrap().clone()
+}
+
 #[test]
-fn the_alerts_of_the_page_name_metrics_and_label_values_that_exist() {
-    let yaml = PAGE.split("```yaml\n").find(|block| block.starts_with("groups:")).unwrap().split("```").next().unwrap();
-    let file: serde_json::Value = serde_saphyr::from_str(yaml).unwrap();
-    let rules = file["groups"][0]["rules"].as_array().unwrap();
+fn the_page_has_each_alert_with_its_severity_and_no_other() {
+    let begin = "| alert | severity | what happens |\n| --- | --- | --- |\n";
+    let table = PAGE.split(begin).nth(1).unwrap().split("\n\n").next().unwrap();
+    let cells =
+        |row: &str| row.split(" | ").take(2).map(|cell| cell.trim_matches(['|', ' ', '`']).to_owned()).collect();
+    let listed: Vec<Vec<String>> = table.lines().map(cells).collect();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let existing: Vec<_> =
+        alerts().iter().map(|rule| vec![text(&rule["alert"]), text(&rule["labels"]["severity"])]).collect();
+    assert_eq!(listed, existing);
+}
+
+/// The rules are what users load into Prometheus. A name that no metric has is no error there: the alert
+/// is silent for ever.
+#[test]
+fn the_alerts_name_metrics_and_label_values_that_exist() {
+    let rules = alerts();
     assert!(rules.len() > 10, "{rules:?}");
     let (exported, documented) = (everything(), documented());
     for rule in rules {

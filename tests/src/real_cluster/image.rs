@@ -1,7 +1,11 @@
 //! Makes image archives that container runtimes load, from programs on this machine.
 
+#[path = "../../../xtask/src/archive.rs"]
+mod archive;
+#[path = "../../../xtask/src/oci.rs"]
+mod oci;
+
 use std::{
-    fmt::Write as _,
     fs::{self, Permissions},
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
@@ -9,39 +13,41 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
-use sha2::{Digest as _, Sha256};
 
+use self::oci::Files;
 use crate::process;
 
 /// An image of one layer.
 #[derive(Debug)]
 pub(super) struct Image<'a> {
-    /// Its full names, with a tag.
-    pub(super) names: Vec<String>,
+    /// Its full name.
+    name: String,
+    /// Its tag.
+    tag: String,
     /// The command line of its containers.
-    pub(super) entrypoint: &'a [&'a str],
+    entrypoint: &'a [&'a str],
 }
 
-impl Image<'_> {
-    /// Writes an archive (Docker image specification v1.2) of the files below `root`, as root's.
+impl<'a> Image<'a> {
+    /// Returns an image with this full name and tag.
+    pub(super) fn named(name: &str, entrypoint: &'a [&'a str]) -> Result<Self> {
+        let (name, tag) = name.rsplit_once(':').with_context(|| format!("{name} has no tag"))?;
+        Ok(Self { name: name.to_owned(), tag: tag.to_owned(), entrypoint })
+    }
+
+    /// Writes an archive of the files below `root`, as root's.
     pub(super) fn write(&self, root: &Path, archive: &Path) -> Result<()> {
-        let folder = archive.with_extension("layout");
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let layer = folder.join("layer.tar");
-        tar(root, &layer, &["."])?;
-        let config = json!({
-            "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
-            "os": "linux",
-            "config": { "Entrypoint": self.entrypoint, "Env": ["PATH=/usr/bin:/bin:/usr/sbin:/sbin"] },
-            "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(&layer)?)] },
-        });
-        let manifest = json!([{ "Config": "config.json", "RepoTags": self.names, "Layers": ["layer.tar"] }]);
-        for (file, content) in [("config.json", config), ("manifest.json", manifest)] {
-            fs::write(folder.join(file), content.to_string()).with_context(|| format!("cannot write {file}"))?;
-        }
-        tar(&folder, archive, &["manifest.json", "config.json", "layer.tar"])?;
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+        let image = oci::Image {
+            name: &self.name,
+            tag: &self.tag,
+            entrypoint: self.entrypoint,
+            arguments: &[],
+            created: "1970-01-01T00:00:00Z",
+            annotations: &[],
+            compress: false,
+        };
+        let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+        image.write(&[Files { architecture, root }], archive)
     }
 }
 
@@ -84,45 +90,4 @@ pub(super) fn link(root: &Path, target: &str, names: &[&str]) -> Result<()> {
         symlink(target, &link).with_context(|| format!("cannot make {}", link.display()))?;
     }
     Ok(())
-}
-
-fn tar(folder: &Path, archive: &Path, entries: &[&str]) -> Result<()> {
-    let mut tar = Command::new("tar");
-    tar.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--file"]);
-    tar.arg(archive).arg("--directory").arg(folder).args(entries);
-    process::run(tar).map(drop)
-}
-
-fn digest(file: &Path) -> Result<String> {
-    let content = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let mut digest = String::new();
-    for byte in Sha256::digest(content) {
-        write!(digest, "{byte:02x}")?;
-    }
-    Ok(digest)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cleanup::Folder;
-
-    #[test]
-    fn an_archive_has_the_layer_that_its_configuration_names() {
-        let folder = Folder::temporary("image").unwrap();
-        let (root, archive, out) = (folder.path().join("root"), folder.path().join("x.tar"), folder.path().join("out"));
-        install(&root, &[(Path::new("/bin/true"), "bin/true")]).unwrap();
-        link(&root, "true", &["yes"]).unwrap();
-        Image { names: vec!["localhost/x:1".to_owned()], entrypoint: &["/bin/true"] }.write(&root, &archive).unwrap();
-        fs::create_dir_all(out.join("layer")).unwrap();
-        for (archive, place) in [(archive, out.clone()), (out.join("layer.tar"), out.join("layer"))] {
-            let mut tar = Command::new("tar");
-            tar.arg("--extract").arg("--file").arg(archive).arg("--directory").arg(place);
-            process::run(tar).unwrap();
-        }
-        let config: serde_json::Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
-        assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{}", digest(&out.join("layer.tar")).unwrap()));
-        assert!(fs::read_link(out.join("layer/bin/yes")).unwrap().ends_with("true"));
-        assert_eq!(fs::metadata(out.join("layer/bin/true")).unwrap().permissions().mode() & 0o777, 0o755);
-    }
 }

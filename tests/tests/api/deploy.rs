@@ -1,6 +1,8 @@
 //! Tests `deploy/`: kustomize and the chart make the same objects, the API server accepts them, and
 //! they grant the right permissions.
 
+mod chart_options;
+
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context as _, Result, ensure};
@@ -209,7 +211,11 @@ fn value_sets() -> Vec<(Value, &'static [&'static str], &'static [&'static str])
                 },
                 "crds": {"install": false},
             }),
-            &["image: registry.example/vipmux:0.1.0@sha256:0a0a", "- name: registry", "imagePullPolicy: Always"],
+            &[
+                concat!("image: registry.example/vipmux:", env!("CARGO_PKG_VERSION"), "@sha256:0a0a"),
+                "- name: registry",
+                "imagePullPolicy: Always",
+            ],
             &["CustomResourceDefinition"],
         ),
         (
@@ -289,6 +295,15 @@ fn values_that_make_no_sense_are_refused_by_name() -> Result<()> {
         (json!({"image": {"digest": "latest"}}), "/image/digest"),
         (json!({"agent": {"maxUnavailable": 0}}), "/agent/maxUnavailable"),
         (json!({"agent": {"unload": "yes"}}), "/agent/unload"),
+        (json!({"agent": {"updateStrategy": "Recreate"}}), "/agent/updateStrategy"),
+        (json!({"agent": {"serviceAccount": {"annotation": {}}}}), "annotation"),
+        (json!({"agent": {"extraVolumes": [{"name": "state", "emptyDir": {}}]}}), "/agent/extraVolumes/0/name"),
+        (json!({"allocator": {"extraVolumeMounts": [{"name": "x", "mountPath": "x"}]}}), "/mountPath"),
+        (json!({"allocator": {"updateStrategy": {"type": "OnDelete"}}}), "/allocator/updateStrategy/type"),
+        (json!({"nameOverride": "Edge"}), "/nameOverride"),
+        (json!({"podMonitor": {"enabled": true, "interval": "often"}}), "/podMonitor/interval"),
+        (json!({"prometheusRule": {"rules": []}}), "rules"),
+        (json!({"networkPolicy": {"enabled": true, "apiServerPorts": []}}), "/networkPolicy/apiServerPorts"),
         (json!({"agent": {"env": [{"name": "VIPMUX_NODE_NAME", "value": "n"}]}}), "/agent/env/0/name"),
         (json!({"agent": {"resources": {"limit": {}}}}), "limit"),
         (json!({"allocator": {"replicas": 0}}), "/allocator/replicas"),

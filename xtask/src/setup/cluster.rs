@@ -8,7 +8,12 @@
 mod build;
 mod programs;
 
-use std::{env, ffi::OsStr, fs, path::Path};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 
@@ -24,7 +29,7 @@ const EXPECTED: [&str; 2] = ["kube-apiserver", "etcd"];
 
 /// Ensures that the programs which somebody needs are there.
 pub(super) fn install(need: Need) -> Result<()> {
-    let assets = env::var_os(ASSETS).filter(|folder| !folder.is_empty());
+    let assets = assets();
     if let Some(folder) = &assets {
         check(folder)?;
     }
@@ -40,6 +45,16 @@ pub(super) fn install(need: Need) -> Result<()> {
         return Ok(());
     }
     build_all(need, &folder, &cache, &missing)
+}
+
+/// Returns the path of a program that is installed.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
+    let found = programs::find(name, assets().as_deref(), cache::folder().as_deref());
+    found.with_context(|| format!("there is no {name}: run `cargo xtask setup`"))
+}
+
+fn assets() -> Option<OsString> {
+    env::var_os(ASSETS).filter(|folder| !folder.is_empty())
 }
 
 /// Fails if the folder that the user named lacks a program.
@@ -64,13 +79,14 @@ fn missing(need: Need, assets: Option<&OsStr>, cache: &Path) -> Vec<(&'static Mo
 /// Builds the programs in a folder that stays if this is interrupted, so nothing is compiled twice.
 fn build_all(need: Need, folder: &Path, cache: &Path, missing: &[(&Module, Vec<&Program>)]) -> Result<()> {
     let names: Vec<_> = missing.iter().flat_map(|(_, programs)| programs).map(|program| program.name).collect();
-    workspace::progress(&format!("building {} from Go modules (once, about ten minutes)", names.join(", ")));
+    workspace::progress(&format!("building {} from Go modules (once, some minutes)", names.join(", ")));
     // go.mod has the dependencies of what was needed first.
     let work = folder.join(match need {
         Need::Tests => "build",
         Need::Nodes => "build-nodes",
         Need::Flannel => "build-flannel",
         Need::Conformance => "build-conformance",
+        Need::Alerts => "build-alerts",
     });
     let go = Go::install(&work)?;
     for (module, programs) in missing {

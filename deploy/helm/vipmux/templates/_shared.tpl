@@ -1,3 +1,8 @@
+{{- /* The first part of the objects' names. */}}
+{{- define "vipmux.name" -}}
+{{ .Values.nameOverride | default .Chart.Name }}
+{{- end }}
+
 {{- define "vipmux.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- with .Values.image.digest }}@{{ . }}{{ end }}
@@ -73,6 +78,9 @@ readinessProbe:
 {{- /* What Pods may say about where they run, and what is said about them. */}}
 {{- define "vipmux.placement" -}}
 priorityClassName: {{ .priorityClassName }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 nodeSelector:
   kubernetes.io/os: linux
   {{- with .nodeSelector }}

@@ -84,7 +84,7 @@ impl<'a> Tree<'a> {
         let mut build = self.command([]);
         // With `test`, -v would be an option of the tests, and vet would look at all dependencies.
         build.args(if program.is_test() { &["test", "-c", "-vet=off"][..] } else { &["build", "-v"] });
-        build.args(["-trimpath", "-buildvcs=false", "-ldflags"]);
+        build.args(["-trimpath", "-buildvcs=false", "-tags", self.module.tags, "-ldflags"]);
         let package = if self.module.without.is_empty() { program.package.to_owned() } else { format!("./{MAIN}") };
         build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(package);
         workspace::progress(&workspace::command_line(&build));

@@ -19,6 +19,8 @@ pub(crate) struct Module {
     pub(crate) siblings: &'static str,
     /// The programs that are built from it.
     pub(crate) programs: &'static [Program],
+    /// Build tags, which leave parts out.
+    pub(crate) tags: &'static str,
     /// Variables that the linker sets in these programs, so that they know their version.
     pub(crate) stamps: &'static [(&'static str, &'static str)],
     /// Packages of the module that its only program is built without: its main file imports them for
@@ -48,11 +50,13 @@ pub(crate) enum Need {
     Flannel,
     /// Kubernetes' own tests in such a cluster.
     Conformance,
+    /// The tests of the alerts.
+    Alerts,
 }
 
-/// Kubernetes, etcd, Helm, and what runs in Pods. Dependencies of the same version, above all Kubernetes' client, are
-/// compiled once. So the Kubernetes version that Helm's release uses costs least.
-pub(crate) const MODULES: [Module; 6] = [
+/// Kubernetes, etcd, Helm, what runs in Pods, what connects them, and what tests alerts. Dependencies of the
+/// same version, above all Kubernetes' client, are compiled once. So the Kubernetes version that Helm's release uses costs least.
+pub(crate) const MODULES: [Module; 7] = [
     Module {
         name: "kubernetes",
         path: "k8s.io/kubernetes",
@@ -72,6 +76,7 @@ pub(crate) const MODULES: [Module; 6] = [
             Program { name: "agnhost", package: "k8s.io/kubernetes/test/images/agnhost", need: Need::Nodes },
             Program { name: "e2e.test", package: "k8s.io/kubernetes/test/e2e", need: Need::Conformance },
         ],
+        tags: "",
         stamps: &[
             ("k8s.io/component-base/version.gitVersion", "v1.37.1"),
             ("k8s.io/component-base/version.gitMajor", "1"),
@@ -86,6 +91,7 @@ pub(crate) const MODULES: [Module; 6] = [
         version: "v3.7.3",
         siblings: "v3.7.3",
         programs: &[Program { name: "etcd", package: "go.etcd.io/etcd/server/v3", need: Need::Tests }],
+        tags: "",
         stamps: &[],
         without: &[],
     },
@@ -95,6 +101,7 @@ pub(crate) const MODULES: [Module; 6] = [
         version: "v4.3.1",
         siblings: "v4.3.1",
         programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm", need: Need::Tests }],
+        tags: "",
         stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
         without: &[],
     },
@@ -104,6 +111,7 @@ pub(crate) const MODULES: [Module; 6] = [
         version: "v1.15.0",
         siblings: "v1.15.0",
         programs: &[Program { name: "coredns", package: "github.com/coredns/coredns", need: Need::Nodes }],
+        tags: "",
         stamps: &[],
         without: &[],
     },
@@ -117,6 +125,23 @@ pub(crate) const MODULES: [Module; 6] = [
             package: "github.com/mccutchen/go-httpbin/v2/cmd/go-httpbin",
             need: Need::Nodes,
         }],
+        tags: "",
+        stamps: &[],
+        without: &[],
+    },
+    Module {
+        name: "prometheus",
+        path: "github.com/prometheus/prometheus",
+        // Prometheus 3.16. Go would expect its major version in the module's path.
+        version: "v0.316.0",
+        siblings: "v0.316.0",
+        programs: &[Program {
+            name: "promtool",
+            package: "github.com/prometheus/prometheus/cmd/promtool",
+            need: Need::Alerts,
+        }],
+        // The clients of clouds' APIs are most of it.
+        tags: "remove_all_sd",
         stamps: &[],
         without: &[],
     },
@@ -126,6 +151,7 @@ pub(crate) const MODULES: [Module; 6] = [
         version: "v0.28.10",
         siblings: "v0.28.10",
         programs: &[Program { name: "flanneld", package: "github.com/flannel-io/flannel", need: Need::Flannel }],
+        tags: "",
         stamps: &[("github.com/flannel-io/flannel/pkg/version.Version", "v0.28.10")],
         // One needs a module that not every proxy has, the other C.
         without: &["/pkg/backend/tencentvpc", "/pkg/backend/udp"],

@@ -1,0 +1,32 @@
+//! Runs `vipmux completion`.
+
+use std::io::{self, Write as _};
+
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+use super::Cli;
+use crate::output::table::ignore_broken_pipe;
+
+/// Arguments of `vipmux completion`.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[command(after_help = "For bash: `source <(vipmux completion bash)`, or write the script to \
+                        /etc/bash_completion.d/vipmux. For zsh, write it to a file _vipmux in a folder of `fpath`. For \
+                        fish: ~/.config/fish/completions/vipmux.fish.")]
+pub struct CompletionArgs {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// The script could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the script")]
+pub struct CompletionError(#[source] io::Error);
+
+/// Prints the shell's script.
+pub(super) fn run(args: CompletionArgs) -> Result<(), CompletionError> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "vipmux", &mut script);
+    ignore_broken_pipe(io::stdout().write_all(&script)).map_err(CompletionError)
+}

@@ -1,0 +1,229 @@
+//! Tests the chart's options beyond the objects that kustomize makes too.
+
+use std::{collections::BTreeSet, fs};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use vipmux_tests::api_server::{self, ApiServer, SYSTEM};
+
+use super::{Objects, accept, charted, objects, path};
+
+/// The operator's kinds, with the part of its schemas that the chart uses. A misspelled field is refused.
+const OPERATOR: &str = r"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: podmonitors.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: PodMonitor, plural: podmonitors, singular: podmonitor, listKind: PodMonitorList}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        required: [spec]
+        properties:
+          spec:
+            type: object
+            required: [selector]
+            properties:
+              selector:
+                type: object
+                properties:
+                  matchLabels: {type: object, additionalProperties: {type: string}}
+              podMetricsEndpoints:
+                type: array
+                items:
+                  type: object
+                  properties:
+                    port: {type: string}
+                    interval: {type: string, pattern: '^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$'}
+                    relabelings:
+                      type: array
+                      items:
+                        type: object
+                        properties:
+                          sourceLabels: {type: array, items: {type: string}}
+                          targetLabel: {type: string}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: prometheusrules.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: PrometheusRule, plural: prometheusrules, singular: prometheusrule, listKind: PrometheusRuleList}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        required: [spec]
+        properties:
+          spec:
+            type: object
+            properties:
+              groups:
+                type: array
+                items:
+                  type: object
+                  required: [name]
+                  properties:
+                    name: {type: string, minLength: 1}
+                    rules:
+                      type: array
+                      items:
+                        type: object
+                        required: [expr]
+                        properties:
+                          alert: {type: string}
+                          expr: {type: string}
+                          for: {type: string}
+                          labels: {type: object, additionalProperties: {type: string}}
+                          annotations: {type: object, additionalProperties: {type: string}}
+";
+
+fn object<'a>(objects: &'a Objects, kind: &str, name: &str) -> Result<&'a Value> {
+    objects.get(&(kind.to_owned(), name.to_owned())).with_context(|| format!("no {kind} {name}"))
+}
+
+/// Returns an API server with the operator's kinds and the namespaces of the chart, without labels.
+fn prepared() -> Result<Option<ApiServer>> {
+    let Some(api) = ApiServer::alone()? else { return Ok(None) };
+    api.add_namespace(SYSTEM)?;
+    api.add_namespace(&format!("{SYSTEM}-allocator"))?;
+    let kinds = api_server::documents(OPERATOR)?;
+    api.apply_all(&kinds)?;
+    kinds.iter().try_for_each(|kind| api.await_kind(kind))?;
+    Ok(Some(api))
+}
+
+#[test]
+fn the_options_of_pods_get_into_their_templates() -> Result<()> {
+    let Some(api) = prepared()? else { return Ok(()) };
+    let volumes = json!([{"name": "ca", "configMap": {"name": "ca"}}]);
+    let mounts = json!([{"name": "ca", "mountPath": "/etc/ssl/certs", "readOnly": true}]);
+    let both = json!({
+        "runtimeClassName": "native", "serviceAccount": {"annotations": {"team": "network"}},
+        "extraVolumes": volumes, "extraVolumeMounts": mounts,
+    });
+    let mut values = json!({"agent": both, "allocator": both});
+    values["agent"]["updateStrategy"] = json!("OnDelete");
+    values["allocator"]["updateStrategy"] = json!({"type": "Recreate"});
+    let made = charted(&api, &values)?;
+    accept(&api, &made)?;
+    let made = objects(&made)?;
+    for (kind, name) in [("DaemonSet", "vipmux-agent"), ("Deployment", "vipmux-allocator")] {
+        let pod = &object(&made, kind, name)?["spec"]["template"]["spec"];
+        assert_eq!(pod["runtimeClassName"], "native", "{kind}");
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        assert!(list(&pod["volumes"]).contains(&volumes[0]), "{kind}: {pod}");
+        assert!(list(&pod["containers"][0]["volumeMounts"]).contains(&mounts[0]), "{kind}: {pod}");
+        assert_eq!(object(&made, "ServiceAccount", name)?["metadata"]["annotations"]["team"], "network");
+    }
+    assert_eq!(object(&made, "DaemonSet", "vipmux-agent")?["spec"]["updateStrategy"], json!({"type": "OnDelete"}));
+    assert_eq!(object(&made, "Deployment", "vipmux-allocator")?["spec"]["strategy"], json!({"type": "Recreate"}));
+    // An uninstallation has its own strategies.
+    values["agent"]["unload"] = json!(true);
+    let made = objects(&charted(&api, &values)?)?;
+    let strategy = &object(&made, "DaemonSet", "vipmux-agent")?["spec"]["updateStrategy"];
+    assert_eq!(strategy["rollingUpdate"]["maxUnavailable"], "100%");
+    assert!(object(&made, "Deployment", "vipmux-allocator")?["spec"]["strategy"]["type"].is_null());
+    Ok(())
+}
+
+/// What refers to an object uses its new name too.
+#[test]
+fn an_override_renames_every_object_except_the_kinds() -> Result<()> {
+    let Some(api) = prepared()? else { return Ok(()) };
+    let values = |name: &str| {
+        json!({
+            "nameOverride": name, "podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true},
+            "networkPolicy": {"enabled": true},
+        })
+    };
+    let (made, usual) = (charted(&api, &values("edge"))?, charted(&api, &values(""))?);
+    accept(&api, &made)?;
+    let renamed: BTreeSet<_> = objects(&made)?.into_keys().collect();
+    let expected = objects(&usual)?.into_keys().map(|(kind, name)| match name.as_str() {
+        "vipmux-system-allocator" => (kind, name),
+        _ if kind == "CustomResourceDefinition" => (kind, name),
+        _ => (kind, name.replacen("vipmux", "edge", 1)),
+    });
+    assert_eq!(renamed, expected.collect());
+    // These belong to the code, the key's Secret and the allocator's Lease, and to alerts.yaml, its group.
+    let fixed = ["vipmux-gossip", "resourceNames: [vipmux-allocator]", "vipmux-system", "vipmux.io", "/vipmux"];
+    let fixed = [&fixed[..], &["  - name: vipmux"]].concat();
+    for line in made.lines().filter(|line| !line.trim_start().starts_with(['#', '"'])) {
+        let is_name = line.contains("vipmux-") || line.ends_with(": vipmux");
+        assert!(!is_name || fixed.iter().any(|text| line.contains(text)), "{line}");
+    }
+    Ok(())
+}
+
+#[test]
+fn monitoring_objects_select_the_pods_and_have_the_alerts() -> Result<()> {
+    let Some(api) = prepared()? else { return Ok(()) };
+    let values = json!({
+        "podMonitor": {"enabled": true, "interval": "1m", "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": true, "labels": {"release": "prometheus"}, "disabled": ["AgentsMissing"]},
+    });
+    let made = charted(&api, &values)?;
+    accept(&api, &made)?;
+    let made = objects(&made)?;
+    let monitor = object(&made, "PodMonitor", "vipmux")?;
+    assert_eq!(monitor["metadata"]["labels"]["release"], "prometheus");
+    let selected = monitor["spec"]["selector"]["matchLabels"].as_object().context("no labels")?;
+    for (kind, name) in [("DaemonSet", "vipmux-agent"), ("Deployment", "vipmux-allocator")] {
+        let template = &object(&made, kind, name)?["spec"]["template"];
+        assert!(selected.iter().all(|(label, value)| template["metadata"]["labels"][label] == *value), "{kind}");
+        let ports = template["spec"]["containers"][0]["ports"].as_array().context("no ports")?;
+        assert!(ports.iter().any(|port| port["name"] == monitor["spec"]["podMetricsEndpoints"][0]["port"]));
+    }
+    let file: Value = serde_saphyr::from_str(&fs::read_to_string(path("helm/vipmux/files/alerts.yaml"))?)?;
+    let rules = |rules: &Value| rules["groups"][0]["rules"].as_array().cloned().context("no rules");
+    let mut expected = rules(&file)?;
+    expected.retain(|rule| rule["alert"] != "AgentsMissing");
+    assert_eq!(rules(&object(&made, "PrometheusRule", "vipmux")?["spec"])?, expected);
+
+    let made = charted(&api, &json!({"prometheusRule": {"enabled": true}, "allocator": {"enabled": false}}))?;
+    assert!(made.contains("alert: AgentsMissing") && !made.contains("NoAllocatorLeads"), "{made}");
+    for (values, error) in [
+        (json!({"prometheusRule": {"enabled": true, "disabled": ["AgentMissing"]}}), "no alert AgentMissing"),
+        (json!({"podMonitor": {"enabled": true}, "config": {"httpListen": "off"}}), "config.httpListen is \"off\""),
+    ] {
+        let text = format!("{:#}", charted(&api, &values).err().with_context(|| format!("{values} is taken"))?);
+        assert!(text.contains(error), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_policy_lets_the_allocator_reach_the_api_server_and_prometheus_reach_the_allocator() -> Result<()> {
+    let Some(api) = prepared()? else { return Ok(()) };
+    let from = json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
+    let policy = |values: Value| -> Result<Value> {
+        let made = charted(&api, &values)?;
+        accept(&api, &made)?;
+        let made = objects(&made)?;
+        let policy = object(&made, "NetworkPolicy", "vipmux-allocator")?.clone();
+        let pod = &object(&made, "Deployment", "vipmux-allocator")?["spec"]["template"]["metadata"]["labels"];
+        assert_eq!(policy["spec"]["podSelector"]["matchLabels"], *pod);
+        Ok(policy["spec"].clone())
+    };
+    let limited = json!({"enabled": true, "metricsFrom": from, "apiServerPorts": [8443]});
+    let spec = policy(json!({"networkPolicy": limited}))?;
+    assert_eq!(spec["ingress"], json!([{"ports": [{"port": "http"}], "from": from}]));
+    assert_eq!(spec["egress"], json!([{"ports": [{"port": 8443}]}]));
+    assert_eq!(policy(json!({"networkPolicy": {"enabled": true}}))?["ingress"], json!([{"ports": [{"port": "http"}]}]));
+    let closed = policy(json!({"networkPolicy": {"enabled": true}, "config": {"httpListen": "off"}}))?;
+    assert!(closed["ingress"].is_null() && closed["policyTypes"][0] == "Ingress", "{closed}");
+    let without = charted(&api, &json!({"networkPolicy": {"enabled": true}, "allocator": {"enabled": false}}))?;
+    assert!(!without.contains("NetworkPolicy"), "{without}");
+    Ok(())
+}
