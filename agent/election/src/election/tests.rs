@@ -26,6 +26,11 @@ use vipmux_testing::{
 const T: Duration = Duration::from_secs(100);
 const MAC: Mac = Mac::new([2, 0, 0, 0, 0, 9]);
 
+/// Returns an ordinary candidate.
+fn candidate(name: &str) -> Candidate {
+    Candidate { node: node_name(name), weight: 1, score: 0, excluded: false, cordoned: false }
+}
+
 /// Figures that are constants, as docs/failover.md has them.
 #[test]
 fn the_page_has_the_times_of_the_code() {
@@ -131,9 +136,7 @@ impl Bench {
     }
 
     fn want(&mut self, candidates: &[&str]) {
-        let candidate =
-            |name: &&str| Candidate { node: node_name(name), weight: 1, score: 0, excluded: false, cordoned: false };
-        let candidates: Candidates = candidates.iter().map(candidate).collect();
+        let candidates: Candidates = candidates.iter().map(|name| candidate(name)).collect();
         self.give(Input::Wanted(Arc::new([(vip4(1), candidates)].into())));
     }
 

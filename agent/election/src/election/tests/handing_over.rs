@@ -205,13 +205,13 @@ fn who_cannot_answer_any_more_gives_a_vip_up_as_soon_as_another_node_can_announc
 fn a_node_that_is_cordoned_or_excluded_hands_over_and_leads_where_no_other_may() {
     for (excluded, cordoned) in [(true, false), (false, true)] {
         let mut bench = Bench::leading();
-        let mine = Candidate { node: node_name("a"), weight: 1, score: 0, excluded, cordoned };
+        let mine = Candidate { excluded, cordoned, ..candidate("a") };
         let alone: Candidates = [mine.clone()].into_iter().collect();
         bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), alone)].into())));
         bench.ticks(2);
         assert!(bench.election.leads(vip4(1)), "there is no other");
-        let other = Candidate { node: node_name("b"), weight: 1, score: 0, excluded: false, cordoned: false };
-        bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), [mine, other].into_iter().collect())].into())));
+        let both = [mine, candidate("b")];
+        bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), both.into_iter().collect())].into())));
         bench.ticks(1);
         assert_eq!(bench.role(), Role::Handing);
     }
@@ -254,9 +254,7 @@ fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour_by_the_first_
 /// Returns a node that leads so many VIPs, which another one may lead, too.
 fn leading_too_many(count: u8) -> Bench {
     let want = |names: &[&str]| {
-        let candidate =
-            |name: &&str| Candidate { node: node_name(name), weight: 1, score: 0, excluded: false, cordoned: false };
-        let candidates: Candidates = names.iter().map(candidate).collect();
+        let candidates: Candidates = names.iter().map(|name| candidate(name)).collect();
         Input::Wanted(Arc::new((1..=count).map(|last| (vip4(last), candidates.clone())).collect()))
     };
     let mut bench = Bench::ready();

@@ -178,14 +178,8 @@ impl World {
                 Input::Peers
             }
             Step::Wanted(candidates) => {
-                let candidate = |name: &&str| Candidate {
-                    node: node_name(name),
-                    weight: 1,
-                    score: 0,
-                    excluded: false,
-                    cordoned: false,
-                };
-                let wanted = candidates.map(|candidates| (vip4(1), candidates.iter().map(candidate).collect()));
+                let wanted =
+                    candidates.map(|candidates| (vip4(1), candidates.iter().map(|name| candidate(name)).collect()));
                 if wanted.is_none() {
                     // The next leader may begin at the first epoch, once the Lease is removed.
                     self.highest = 0;

@@ -131,10 +131,9 @@ fn who_is_not_first_waits_for_its_turn() {
 #[test]
 fn a_node_in_its_hold_down_takes_at_once_what_no_other_node_can() {
     let settings = ElectionSettings { detect: false, ..ElectionSettings::default() };
-    let candidate =
-        |name: &str, weight| Candidate { node: node_name(name), weight, score: 0, excluded: false, cordoned: false };
     // By rendezvous it is nearly always the first.
-    let candidates: Candidates = [candidate("a", u32::MAX), candidate("b", 1)].into_iter().collect();
+    let first = Candidate { weight: u32::MAX, ..candidate("a") };
+    let candidates: Candidates = [first, candidate("b")].into_iter().collect();
     for (other, takes) in [(MemberStatus::Alive, false), (MemberStatus::Down, true)] {
         for hold_down in [Duration::ZERO, settings.hold_down] {
             let mut bench = Bench::new(ElectionSettings { hold_down, ..settings });

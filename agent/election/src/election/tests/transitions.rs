@@ -108,10 +108,7 @@ fn suspended() -> Bench {
 const INPUTS: [Made; 45] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
-    ("wanted of b alone", |_, _| {
-        let b = Candidate { node: node_name("b"), weight: 1, score: 0, excluded: false, cordoned: false };
-        Input::Wanted(Arc::new([(vip4(1), [b].into_iter().collect())].into()))
-    }),
+    ("wanted of b alone", |_, _| Input::Wanted(Arc::new([(vip4(1), [candidate("b")].into_iter().collect())].into()))),
     ("no interface with a carrier for it", |_, _| Input::Unable([vip4(1)].into())),
     ("its answers are lost", |bench, _| {
         bench.give(Input::Unable([vip4(1)].into()));
