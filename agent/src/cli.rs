@@ -11,6 +11,7 @@ pub mod explain;
 pub mod http;
 pub mod inspect;
 pub mod log;
+pub mod migrate;
 pub mod plan;
 mod service_runtime;
 pub mod unload;
@@ -44,6 +45,7 @@ enum CliCommand {
     Explain(explain::ExplainArgs),
     /// Show the kernel's state from the pinned maps; all views but `diff` work without the agent
     Inspect(inspect::Inspect),
+    Migrate(migrate::MigrateArgs),
     /// Show which Service would get which address and port from manifests, and why; changes nothing
     Plan(plan::PlanArgs),
     /// Remove vipmux from this node: programs, maps, pins, nftables table
@@ -71,6 +73,9 @@ pub enum CliError {
     /// `vipmux inspect`.
     #[error(transparent)]
     Inspect(#[from] inspect::InspectCommandError),
+    /// `vipmux migrate`.
+    #[error(transparent)]
+    Migrate(#[from] migrate::MigrateError),
     /// `vipmux plan`.
     #[error(transparent)]
     Plan(#[from] plan::PlanCommandError),
@@ -94,6 +99,7 @@ impl Cli {
             CliCommand::Drain(args) => drain::run(&args)?,
             CliCommand::Explain(args) => return Ok(explain::run(&args)?),
             CliCommand::Inspect(inspect) => return Ok(inspect.run()?),
+            CliCommand::Migrate(args) => return Ok(migrate::run(&args)?),
             CliCommand::Plan(args) => return Ok(plan::run(&args)?),
             CliCommand::Unload(unload) => unload.run()?,
         }

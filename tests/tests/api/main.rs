@@ -17,6 +17,7 @@ mod installing;
 mod kube_proxy;
 mod leases;
 mod many_nodes;
+mod migrating;
 mod pools;
 mod preflight;
 mod records;
