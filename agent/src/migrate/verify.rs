@@ -16,10 +16,9 @@ use crate::{
     allocator::write_result::{FIELD_MANAGER, addresses_owner},
     preflight::findings::Finding,
 };
-use vipmux_allocate::status::FOREIGN_STATUS;
 use vipmux_model::{
     ServiceName, Vip,
-    api::{ALLOCATED, ANNOUNCED},
+    api::{ALLOCATED, ANNOUNCED, FOREIGN_STATUS},
     published_status::PublishedStatus,
 };
 
