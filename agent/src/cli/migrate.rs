@@ -9,6 +9,7 @@ use std::{
 };
 
 use clap::Subcommand;
+use k8s_openapi::jiff::Timestamp;
 
 use super::{
     agent::time,
@@ -190,7 +191,7 @@ async fn plan(args: &CommonArgs) -> Result<ExitCode, MigrateError> {
         return Err(MigrateError::NothingFound);
     }
     let converted = Converted::of(&cluster.objects, &cluster.foreign);
-    let snapshot = Snapshot::of(&cluster.services, clock::wall());
+    let snapshot = Snapshot::of(&cluster.services, now());
     let plan = MigrationPlan::new(&cluster, &converted, &snapshot, &args.shown());
     fs::create_dir_all(&args.folder).map_err(failed(&args.folder))?;
     write(&args.folder.join(POOLS), converted.yaml()?.as_bytes())?;
@@ -198,6 +199,12 @@ async fn plan(args: &CommonArgs) -> Result<ExitCode, MigrateError> {
     write(&record, (text + "\n").as_bytes())?;
     output::print(&plan, args.format())?;
     Ok(if plan.keeps_all() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
+}
+
+/// Returns the time, in whole seconds.
+fn now() -> Timestamp {
+    let now = clock::wall();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<(), MigrateError> {

@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_kube_vip_keeps_the_control_planes_address() {
         let env = json!([{"name": "cp_enable", "value": "true"}, {"name": "svc_enable", "value": "true"}]);
-        let set = Workload::of_daemon_set(&serde_json::from_value(kube_vip(env)).unwrap()).unwrap();
+        let set = Workload::of_daemon_set(&serde_json::from_value(kube_vip(&env)).unwrap()).unwrap();
         let pod = ProgramPod {
             program: Program::KubeVip,
             name: "b/kube-vip-n1".to_owned(),

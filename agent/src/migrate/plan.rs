@@ -12,6 +12,7 @@ use super::{
     commands::{Commands, systems, uses_cilium},
     convert::{Converted, name},
     live::LiveCluster,
+    programs::{Program, Workload},
     snapshot::Snapshot,
     webhooks::Webhook,
 };
@@ -134,6 +135,9 @@ impl MigrationPlan {
     fn print_steps(&self, out: &mut impl Write) -> io::Result<()> {
         let folder = &self.folder;
         let steps = |out: &mut dyn Write, title: &str, lines: &[String]| {
+            if lines.is_empty() {
+                return Ok(());
+            }
             writeln!(out, "\n{title}")?;
             lines.iter().try_for_each(|line| writeln!(out, "  {line}"))
         };
@@ -147,11 +151,11 @@ impl MigrationPlan {
                     .to_owned(),
             ],
         )?;
-        steps(out, "The cut-over: stop what assigns addresses,", &self.commands.assigners)?;
-        steps(out, "then what announces them. From here on the addresses are away:", &self.commands.announcers)?;
+        steps(out, "The cut-over. First stop what assigns addresses (traffic goes on):", &self.commands.assigners)?;
+        steps(out, "Then stop what announces them. From here on the addresses are away:", &self.commands.announcers)?;
         steps(
             out,
-            "As soon as nobody announces them, start vipmux, and check the result:",
+            "Start vipmux as soon as nobody announces them, and check the result:",
             &[
                 format!("vipmux migrate ready {folder} --wait 2m && kubectl apply -k deploy/kustomize"),
                 format!("vipmux migrate verify {folder} --wait 5m"),
@@ -164,65 +168,85 @@ impl MigrationPlan {
 /// Returns the addresses that a Service gets, and why.
 fn outcome(name: &ServiceName, model: &Model, allocation: &Allocation) -> (BTreeSet<Vip>, String) {
     if let Some(given) = allocation.assignments.get(name) {
-        let warnings = given.warnings.iter().map(|warning| format!("; {warning}")).collect::<String>();
-        return (given.addresses.clone(), given.message.clone() + &warnings);
+        let message = std::iter::once(&given.message).chain(&given.warnings).cloned().collect::<Vec<_>>();
+        return (given.addresses.clone(), message.join("; "));
     }
     let refusal = allocation.refusals.get(name).or_else(|| model.ignored.get(name));
     let message = refusal.map(|refusal| format!("{}: {}", refusal.reason, refusal.message));
     (BTreeSet::new(), message.unwrap_or_default())
 }
 
+/// Returns everything that the migration changes, in its order.
 fn changes(cluster: &LiveCluster, converted: &Converted, snapshot: &Snapshot) -> Vec<ObjectChange> {
-    let mut changes = Vec::new();
-    let mut add = |object: String, change: &str| changes.push(ObjectChange { object, change: change.to_owned() });
-    let applied = |exists: Option<bool>| match exists {
+    let workloads = cluster.workloads.iter().filter_map(|workload| {
+        let change = workload_change(workload, uses_cilium(cluster))?;
+        Some(ObjectChange::new(workload.to_string(), change))
+    });
+    let held = snapshot.services.iter().filter(|record| !record.addresses.is_empty());
+    let foreign = held.filter(|record| record.owner.as_deref() != Some(FIELD_MANAGER));
+    let services = foreign.map(|record| {
+        let change = "the same addresses in its status, now owned by vipmux-allocator too; conditions vipmux.io/...";
+        ObjectChange::new(format!("Service {}", record.id()), change)
+    });
+    let webhooks = cluster
+        .webhooks
+        .iter()
+        .map(|webhook| ObjectChange::new(format!("{} {}", webhook.kind, webhook.configuration), obstacle(webhook)));
+    let finalizers = cluster.services.iter().filter(|service| has_finalizer(service)).map(|service| {
+        let change = format!("keeps the finalizer {FINALIZER}: see `vipmux migrate verify`");
+        ObjectChange::new(format!("Service {}", id(service)), change)
+    });
+    let applied = applied(cluster, converted).into_iter();
+    applied.chain(workloads).chain(deleted(cluster)).chain(services).chain(webhooks).chain(finalizers).collect()
+}
+
+/// Returns the pools and policies of pools.yaml.
+fn applied(cluster: &LiveCluster, converted: &Converted) -> Vec<ObjectChange> {
+    let change = |same: Option<bool>| match same {
         None => "is created, from pools.yaml",
         Some(true) => "stays as it is",
         Some(false) => "is replaced, from pools.yaml: it exists with another content",
     };
-    for pool in &converted.pools {
+    let there = &cluster.objects;
+    let pools = converted.pools.iter().map(|pool| {
         let name = name(&pool.metadata);
-        let there = cluster.objects.vip_pools.get(&name).map(|there| there.spec == pool.spec);
-        add(format!("VipPool {name}"), applied(there));
-    }
-    for policy in &converted.policies {
+        let same = there.vip_pools.get(&name).map(|there| there.spec == pool.spec);
+        ObjectChange::new(format!("VipPool {name}"), change(same))
+    });
+    let policies = converted.policies.iter().map(|policy| {
         let name = name(&policy.metadata);
-        let there = cluster.objects.vip_policies.get(&name).map(|there| there.spec == policy.spec);
-        add(format!("VipPolicy {name}"), applied(there));
+        let same = there.vip_policies.get(&name).map(|there| there.spec == policy.spec);
+        ObjectChange::new(format!("VipPolicy {name}"), change(same))
+    });
+    pools.chain(policies).collect()
+}
+
+fn workload_change(workload: &Workload, cilium: bool) -> Option<&'static str> {
+    match workload.program {
+        Program::CiliumOperator => cilium.then_some("is away for a moment, while the pools are deleted"),
+        _ if workload.control_plane => Some("goes on for the control plane only"),
+        _ => Some("is stopped, and stays"),
     }
-    for workload in &cluster.workloads {
-        match workload.program.announces() {
-            _ if workload.program == super::programs::Program::CiliumOperator && !uses_cilium(cluster) => {}
-            true if workload.control_plane => add(workload.to_string(), "goes on for the control plane only"),
-            _ if workload.program == super::programs::Program::CiliumOperator => {
-                add(workload.to_string(), "is away for a moment, while the pools are deleted");
-            }
-            _ => add(workload.to_string(), "is stopped, and stays"),
-        }
-    }
-    for (kind, objects) in [
+}
+
+/// Returns Cilium's pools and policies.
+fn deleted(cluster: &LiveCluster) -> impl Iterator<Item = ObjectChange> {
+    let kinds = [
         ("CiliumLoadBalancerIPPool", &cluster.foreign.cilium_pools),
         ("CiliumL2AnnouncementPolicy", &cluster.foreign.cilium_policies),
-    ] {
-        for object in objects {
-            add(format!("{kind} {}", object["metadata"]["name"].as_str().unwrap_or_default()), "is saved and deleted");
-        }
+    ];
+    kinds.into_iter().flat_map(|(kind, objects)| {
+        objects.iter().map(move |object| {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            ObjectChange::new(format!("{kind} {name}"), "is saved to cilium.yaml and deleted")
+        })
+    })
+}
+
+impl ObjectChange {
+    fn new(object: impl Into<String>, change: impl Into<String>) -> Self {
+        Self { object: object.into(), change: change.into() }
     }
-    let held = snapshot.services.iter().filter(|record| !record.addresses.is_empty());
-    for record in held.filter(|record| record.owner.as_deref() != Some(FIELD_MANAGER)) {
-        let change = "the same addresses in its status, now owned by vipmux-allocator too; conditions vipmux.io/...";
-        add(format!("Service {}", record.id()), change);
-    }
-    for webhook in &cluster.webhooks {
-        add(format!("{} {}", webhook.kind, webhook.configuration), &obstacle(webhook));
-    }
-    for service in cluster.services.iter().filter(|service| has_finalizer(service)) {
-        add(
-            format!("Service {}", id(service)),
-            &format!("keeps the finalizer {FINALIZER}: see `vipmux migrate verify`"),
-        );
-    }
-    changes
 }
 
 fn obstacle(webhook: &Webhook) -> String {

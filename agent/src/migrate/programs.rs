@@ -207,7 +207,7 @@ impl ProgramPod {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::migrate::fixture::kube_vip;
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_kube_vip_counts_only_if_it_serves_services() {
-        let of = |env| Workload::of_daemon_set(&serde_json::from_value(kube_vip(env)).unwrap());
+        let of = |env: Value| Workload::of_daemon_set(&serde_json::from_value(kube_vip(&env)).unwrap());
         assert_eq!(of(json!([{"name": "cp_enable", "value": "true"}])), None);
         let both =
             of(json!([{"name": "cp_enable", "value": "true"}, {"name": "svc_enable", "value": "true"}])).unwrap();

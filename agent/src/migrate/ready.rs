@@ -45,7 +45,7 @@ fn services(before: &Snapshot, cluster: &LiveCluster, folder: &str) -> Finding {
     };
     let changed: Vec<_> = names.into_iter().filter(|name| held(&then, name) != held(&now, name)).collect();
     if changed.is_empty() {
-        return Finding::pass("services", format!("as planned at {}: {}", before.taken, then.len()));
+        return Finding::pass("services", format!("all {} are as planned at {}", then.len(), before.taken));
     }
     Finding::fail(
         "services",
@@ -172,12 +172,11 @@ pub(super) fn group(findings: Vec<Finding>) -> Vec<Finding> {
         let of_same = |(other, _): &&mut (Finding, Vec<String>)| {
             (other.status, &other.found, &other.remedy) == (finding.status, &finding.found, &finding.remedy)
         };
-        match grouped.iter_mut().find(of_same) {
-            Some((_, subjects)) => subjects.extend(finding.subject),
-            None => {
-                let subjects = finding.subject.iter().cloned().collect();
-                grouped.push((finding, subjects));
-            }
+        if let Some((_, subjects)) = grouped.iter_mut().find(of_same) {
+            subjects.extend(finding.subject);
+        } else {
+            let subjects = finding.subject.iter().cloned().collect();
+            grouped.push((finding, subjects));
         }
     }
     let one = |(finding, subjects): (Finding, Vec<String>)| {

@@ -66,9 +66,9 @@ fn comings_and_goings(
 /// Checks that each Service has the addresses that it had.
 fn addresses(held: &BTreeMap<ServiceName, &ServiceRecord>, services: &BTreeMap<ServiceName, &Service>) -> Finding {
     const CHECK: &str = "addresses";
-    let list = |addresses: &BTreeSet<Vip>| match addresses.is_empty() {
-        true => "none".to_owned(),
-        false => addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    let list = |addresses: &BTreeSet<Vip>| {
+        let listed: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        if listed.is_empty() { "none".to_owned() } else { listed.join(",") }
     };
     let moved = held.iter().filter_map(|(name, record)| {
         let now = PublishedStatus::of(services.get(name)?).addresses;
@@ -76,7 +76,7 @@ fn addresses(held: &BTreeMap<ServiceName, &ServiceRecord>, services: &BTreeMap<S
     });
     let moved: Vec<_> = moved.collect();
     if moved.is_empty() {
-        return Finding::pass(CHECK, format!("{} Services have the addresses that they had", held.len()));
+        return Finding::pass(CHECK, format!("the addresses of all {} Services are as before", held.len()));
     }
     let remedy = "`kubectl describe service` says why (condition vipmux.io/Allocated); `vipmux.io/addresses` asks for \
                   the former address";

@@ -33,7 +33,7 @@ pub struct Webhook {
     pub configuration: String,
     /// The Service that answers, `namespace/name`; empty: a URL.
     pub service: String,
-    /// Resources of its rules that are among [`WRITES`].
+    /// Those resources of its rules that vipmux or its users write.
     pub resources: Vec<&'static str>,
     /// vipmux itself writes one of them.
     pub blocks_vipmux: bool,

@@ -143,7 +143,7 @@ fn migrates(peer: &Peer, owner_fails_without_adopt: bool) -> Result<()> {
     migration.await_failures(&["announced", "lan"])?;
     migration.lead()?;
     let found = migration.await_failures(&[])?;
-    assert_eq!(found.of("addresses")?, ("pass", "1 Services have the addresses that they had"));
+    assert_eq!(found.of("addresses")?, ("pass", "the addresses of all 1 Services are as before"));
     assert_eq!(found.of("status-owner")?.0, "pass");
     assert_eq!(migration.run("verify", &[])?.0, 0);
     Ok(())

@@ -107,7 +107,7 @@ mod tests {
             (&["eth1".to_owned()][..], 1, 1)
         );
         assert_eq!(converted.notes[0].object, "L2Advertisement l2");
-        let without = Objects { l2_advertisements: Default::default(), ..objects() };
+        let without = Objects { l2_advertisements: Objects::default().l2_advertisements, ..objects() };
         let mut converted = Converted::default();
         convert(&without, &mut converted);
         assert!(converted.notes[0].message.contains("announces nothing"));

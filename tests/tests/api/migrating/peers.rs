@@ -109,6 +109,7 @@ fn metallb(api: &ApiServer) -> Result<Vec<Value>> {
     ])
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "it is one of several functions")]
 fn kube_vip(_: &ApiServer) -> Result<Vec<Value>> {
     Ok(vec![
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "kube-system", "name": "kubevip"},
