@@ -40,6 +40,7 @@ use vipmux_model::objects::Problem;
 /// The files of a migration.
 const POOLS: &str = "pools.yaml";
 const BEFORE: &str = "before.json";
+const CILIUM: &str = "cilium.yaml";
 /// The pause between two attempts of `--wait`.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -195,6 +196,9 @@ async fn plan(args: &CommonArgs) -> Result<ExitCode, MigrateError> {
     let plan = MigrationPlan::new(&cluster, &converted, &snapshot, &args.shown());
     fs::create_dir_all(&args.folder).map_err(failed(&args.folder))?;
     write(&args.folder.join(POOLS), converted.yaml()?.as_bytes())?;
+    if let Some(saved) = cluster.foreign.cilium_yaml()? {
+        write(&args.folder.join(CILIUM), saved.as_bytes())?;
+    }
     let text = serde_json::to_string_pretty(&snapshot).map_err(OutputError::Json)?;
     write(&record, (text + "\n").as_bytes())?;
     output::print(&plan, args.format())?;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use vipmux_model::{
     api::{OnConflict, PoolSharing, VipPolicy, VipPool, VipPoolSpec},
@@ -101,22 +101,49 @@ impl Converted {
         self.pools.push(pool);
     }
 
-    /// Two systems may have pools of one name. The later one gets another name.
+    /// Two systems may have pools or policies of one name. The later one gets another name.
     fn rename_duplicates(&mut self) {
-        let mut names = BTreeSet::new();
-        let Self { pools, notes, .. } = self;
-        for pool in pools {
-            let old = name(&pool.metadata);
-            let mut new = old.clone();
-            while !names.insert(new.clone()) {
-                new.push_str("-2");
-            }
-            if new != old {
-                notes.push(Note::new(format!("VipPool {new}"), format!("two pools have the name {old}")));
-                pool.metadata.name = Some(new);
-            }
+        let Self { pools, policies, notes } = self;
+        rename("VipPool", pools.iter_mut().map(|pool| &mut pool.metadata), notes);
+        rename("VipPolicy", policies.iter_mut().map(|policy| &mut policy.metadata), notes);
+    }
+}
+
+fn rename<'a>(kind: &str, objects: impl Iterator<Item = &'a mut ObjectMeta>, notes: &mut Vec<Note>) {
+    let mut names = BTreeSet::new();
+    for metadata in objects {
+        let old = name(metadata);
+        let mut new = old.clone();
+        while !names.insert(new.clone()) {
+            new.push_str("-2");
+        }
+        if new != old {
+            notes.push(Note::new(format!("{kind} {new}"), format!("two objects have the name {old}")));
+            metadata.name = Some(new);
         }
     }
+}
+
+impl ForeignPools {
+    /// Returns Cilium's pools and policies as a YAML stream, for their return; `None`: there are
+    /// none.
+    pub fn cilium_yaml(&self) -> Result<Option<String>, YamlError> {
+        let objects = self.cilium_pools.iter().chain(&self.cilium_policies).map(essence);
+        let documents = objects.map(|object| document(&object)).collect::<Result<Vec<_>, _>>()?;
+        Ok((!documents.is_empty()).then(|| documents.join("---\n")))
+    }
+}
+
+/// Returns an object without the fields that the API server sets.
+fn essence(object: &Value) -> Value {
+    let metadata = &object["metadata"];
+    let mut kept = json!({"name": metadata["name"]});
+    for field in ["labels", "annotations"] {
+        if !metadata[field].is_null() {
+            kept[field] = metadata[field].clone();
+        }
+    }
+    json!({"apiVersion": object["apiVersion"], "kind": object["kind"], "metadata": kept, "spec": object["spec"]})
 }
 
 /// Returns a pool with the defaults.
@@ -154,8 +181,6 @@ fn document(object: &impl Serialize) -> Result<String, YamlError> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -169,7 +194,21 @@ mod tests {
         let converted = Converted::of(&Objects::default(), &foreign);
         let names: Vec<_> = converted.pools.iter().map(|pool| name(&pool.metadata)).collect();
         assert_eq!(names, ["kube-vip-global", "kube-vip-global-2"]);
-        assert!(converted.notes.iter().any(|note| note.message == "two pools have the name kube-vip-global"));
+        assert!(converted.notes.iter().any(|note| note.message == "two objects have the name kube-vip-global"));
+    }
+
+    #[test]
+    fn ciliums_objects_are_saved_as_kubectl_applies_them() {
+        let pool = json!({"apiVersion": "cilium.io/v2", "kind": "CiliumLoadBalancerIPPool", "status": {"a": 1},
+            "metadata": {"name": "blue", "labels": {"a": "b"}, "uid": "7", "resourceVersion": "9"},
+            "spec": {"blocks": [{"start": "192.0.2.9"}]}});
+        let foreign = ForeignPools { cilium_pools: vec![pool.clone(), pool], ..ForeignPools::default() };
+        let saved = foreign.cilium_yaml().unwrap().unwrap();
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&saved).unwrap();
+        let expected = json!({"apiVersion": "cilium.io/v2", "kind": "CiliumLoadBalancerIPPool",
+            "metadata": {"name": "blue", "labels": {"a": "b"}}, "spec": {"blocks": [{"start": "192.0.2.9"}]}});
+        assert_eq!(documents, [expected.clone(), expected]);
+        assert!(ForeignPools::default().cilium_yaml().unwrap().is_none());
     }
 
     #[test]

@@ -147,7 +147,7 @@ impl MigrationPlan {
             &[
                 "kubectl apply -k deploy/crds".to_owned(),
                 format!("kubectl apply -f {folder}/pools.yaml"),
-                "# write `adopt: true` into vipmux's configuration, and import or pull its image on each node"
+                "# write `adopt: true` into vipmux's configuration, and bring its image to each node (docs/migrating.md)"
                     .to_owned(),
             ],
         )?;

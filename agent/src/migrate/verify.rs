@@ -17,8 +17,9 @@ use crate::{
     preflight::findings::Finding,
 };
 use vipmux_model::{
-    ServiceName, Vip,
+    IngestOptions, ServiceName, Vip,
     api::{ALLOCATED, ANNOUNCED, FOREIGN_STATUS},
+    is_ours,
     published_status::PublishedStatus,
 };
 
@@ -26,7 +27,10 @@ use vipmux_model::{
 pub fn assess(before: &Snapshot, cluster: &LiveCluster, lan: &LanAnswers, folder: &str) -> Vec<Finding> {
     let services: BTreeMap<_, _> = cluster.services.iter().map(|service| (id(service), service)).collect();
     let held: BTreeMap<_, _> = before.by_name().into_iter().filter(|(_, it)| !it.addresses.is_empty()).collect();
-    let kept: BTreeMap<_, _> = held.keys().filter_map(|name| Some((name, *services.get(name)?))).collect();
+    // Services of other classes stay with their controllers.
+    let ours = |service: &&Service| is_ours(service, &IngestOptions::default());
+    let kept: BTreeMap<_, _> =
+        held.keys().filter_map(|name| Some((name, *services.get(name)?))).filter(|(_, it)| ours(it)).collect();
     let mut found = comings_and_goings(before, cluster, &held, &services);
     found.push(addresses(&held, &services));
     found.push(owners(&kept));
