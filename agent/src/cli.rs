@@ -13,6 +13,7 @@ pub mod http;
 pub mod inspect;
 pub mod log;
 pub mod manual;
+pub mod migrate;
 pub mod plan;
 mod service_runtime;
 pub mod unload;
@@ -51,6 +52,7 @@ enum CliCommand {
     /// Write the man pages of all commands
     #[command(hide = true)]
     Manual(manual::ManualArgs),
+    Migrate(migrate::MigrateArgs),
     /// Show which Service would get which address and port from manifests, and why; changes nothing
     Plan(plan::PlanArgs),
     /// Remove vipmux from this node: programs, maps, pins, nftables table
@@ -84,6 +86,9 @@ pub enum CliError {
     /// `vipmux manual`.
     #[error(transparent)]
     Manual(#[from] manual::ManualError),
+    /// `vipmux migrate`.
+    #[error(transparent)]
+    Migrate(#[from] migrate::MigrateError),
     /// `vipmux plan`.
     #[error(transparent)]
     Plan(#[from] plan::PlanCommandError),
@@ -109,6 +114,7 @@ impl Cli {
             CliCommand::Explain(args) => return Ok(explain::run(&args)?),
             CliCommand::Inspect(inspect) => return Ok(inspect.run()?),
             CliCommand::Manual(args) => manual::run(args)?,
+            CliCommand::Migrate(args) => return Ok(migrate::run(&args)?),
             CliCommand::Plan(args) => return Ok(plan::run(&args)?),
             CliCommand::Unload(unload) => unload.run()?,
         }

@@ -22,6 +22,7 @@ pub mod gossip;
 pub mod http;
 pub mod inspect;
 pub mod metrics;
+pub mod migrate;
 pub mod output;
 pub mod preflight;
 pub mod probe;

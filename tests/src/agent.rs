@@ -250,6 +250,19 @@ pub fn check<A: AsRef<OsStr>>(node: &Node, arguments: impl IntoIterator<Item = A
     answered(command).context("vipmux check")
 }
 
+/// Runs `vipmux migrate -j` in a namespace. Returns its exit status, and its JSON or its error text.
+pub fn migrate(
+    namespace: &Namespace,
+    kubeconfig: &Path,
+    command: &str,
+    folder: &Path,
+    arguments: &[&str],
+) -> Result<(i32, Value)> {
+    let mut process = namespace.command(binary()?)?;
+    process.args(["migrate", command, "-j", "--kubeconfig"]).arg(kubeconfig).arg(folder).args(arguments);
+    answered(process).with_context(|| format!("vipmux migrate {command}"))
+}
+
 /// Runs a command whose exit status 2 means a finding. Returns its exit status, and its JSON or its
 /// error text.
 fn answered(command: Command) -> Result<(i32, Value)> {

@@ -168,6 +168,13 @@ impl Cluster {
         self
     }
 
+    /// Sets the reason of that condition.
+    pub(super) fn reason(mut self, service: &str, reason: &str) -> Self {
+        let conditions = self.object(service).status.iter_mut().flat_map(|status| &mut status.conditions).flatten();
+        conditions.for_each(|condition| reason.clone_into(&mut condition.reason));
+        self
+    }
+
     /// Edits the Service after its status was written.
     pub(super) fn edited(mut self, service: &str) -> Self {
         let object = self.object(service);

@@ -123,14 +123,31 @@ fn unread(name: &ServiceName, held: &PreviousAssignment) -> Service {
 
 /// Adds the addresses that the Services' statuses show, where `previous` has none.
 pub fn with_statuses(mut previous: PreviousAssignments, model: &Model) -> PreviousAssignments {
+    let given = given_addresses(model);
     for name in model.services.keys().chain(model.refused.keys()) {
         if !previous.contains_key(name)
-            && let Some(held) = from_status(name, model)
+            && let Some(held) = from_status(name, model).or_else(|| from_foreign_status(name, model, &given))
         {
             previous.insert(name.clone(), held);
         }
     }
     previous
+}
+
+/// Returns the addresses that an allocator has given to Services, as their statuses show.
+fn given_addresses(model: &Model) -> BTreeSet<Vip> {
+    let statuses = model.services.values().map(|service| &service.status).chain(model.refused_statuses.values());
+    statuses.filter(|status| status.given == Some(true)).flat_map(|status| status.addresses.iter().copied()).collect()
+}
+
+/// Returns the addresses that another controller gave to the Service, as a former load balancer.
+/// They count where it could keep them without that controller: in a pool, and given to no other
+/// Service. So an allocator that may overwrite such statuses moves no Service.
+fn from_foreign_status(name: &ServiceName, model: &Model, given: &BTreeSet<Vip>) -> Option<PreviousAssignment> {
+    let shown = model.status(name).filter(|status| status.foreign)?;
+    let counts = |vip: &&Vip| !given.contains(*vip) && model.pool_of(**vip).is_some();
+    let addresses: BTreeSet<Vip> = shown.addresses.iter().filter(counts).copied().collect();
+    (!addresses.is_empty()).then_some(PreviousAssignment { addresses, snapshot: None })
 }
 
 /// Returns the addresses that the Service holds by its status.

@@ -20,7 +20,7 @@ pub use self::{
     events::{EventContent, EventType},
     ingress::{ingress, shows},
     pools::{policies, pools},
-    service::{DesiredStatus, FOREIGN_STATUS, StatusDifference, body, is_marked, withdrawal},
+    service::{DesiredStatus, StatusDifference, body, is_marked, withdrawal},
 };
 use crate::allocation::Allocation;
 use vipmux_model::{Model, NodeName, Vip, objects::Objects, published_status::PublishedStatus};

@@ -18,6 +18,8 @@
 //! [`foreign_speakers`] watches for such hosts while the VIP is led. Both are pure. Their input is
 //! [`speaker`]: what the XDP programs saw.
 //!
+//! [`query`] asks who answers for an address, for commands that run without an agent.
+//!
 //! [`groups`] has the network deliver neighbor solicitations for IPv6 VIPs to this node.
 
 pub mod address_probe;
@@ -25,6 +27,7 @@ mod arp;
 pub mod foreign_speakers;
 pub mod groups;
 mod ndp;
+pub mod query;
 mod schedule;
 mod sender;
 pub mod speaker;

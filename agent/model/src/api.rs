@@ -20,6 +20,8 @@ pub const API_VERSION: &str = "vipmux.io/v1alpha1";
 
 /// The condition of a Service that says whether it has addresses, and why.
 pub const ALLOCATED: &str = "vipmux.io/Allocated";
+/// The reason of [`ALLOCATED`] if another controller wrote the addresses in the status.
+pub const FOREIGN_STATUS: &str = "ForeignStatus";
 /// The condition of a Service that says which nodes answer for its addresses.
 pub const ANNOUNCED: &str = "vipmux.io/Announced";
 

@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::core::v1 as api;
 
-use crate::{Vip, api::ALLOCATED};
+use crate::{
+    Vip,
+    api::{ALLOCATED, FOREIGN_STATUS},
+};
 
 /// The addresses in a Service's status, and whether an allocator assigned them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +18,8 @@ pub struct PublishedStatus {
     /// Whether a vipmux allocator assigned them, by the condition [`ALLOCATED`]; `None`: no
     /// allocator has set the condition yet.
     pub given: Option<bool>,
+    /// An allocator found that another controller wrote the addresses, and left them alone.
+    pub foreign: bool,
     /// Whether the condition is older than the last change of the Service's spec.
     pub outdated: bool,
 }
@@ -30,6 +35,7 @@ impl PublishedStatus {
         Self {
             addresses: Self::of_ingress(ingress.unwrap_or_default()),
             given: allocated.map(|condition| condition.status == "True"),
+            foreign: allocated.is_some_and(|condition| condition.reason == FOREIGN_STATUS),
             outdated: observed.zip(service.metadata.generation).is_some_and(|(observed, now)| observed < now),
         }
     }

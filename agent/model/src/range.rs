@@ -107,6 +107,14 @@ impl AddressRange {
         if is_v4(self.first) { Family::V4 } else { Family::V6 }
     }
 
+    /// Returns the range without its first and last address; `None`: nothing is left.
+    pub const fn without_ends(self) -> Option<Self> {
+        if self.last - self.first < 2 {
+            return None;
+        }
+        Some(Self { first: self.first + 1, last: self.last - 1 })
+    }
+
     /// Returns both ranges as one, if they meet or overlap.
     pub fn merged(self, other: Self) -> Option<Self> {
         let meet = self.family() == other.family()
@@ -239,6 +247,13 @@ mod tests {
         let range = |text: &str| text.parse::<AddressRange>().unwrap();
         assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.2/31")), Some(range("192.0.2.0/30")));
         assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.3/32")), None);
+    }
+
+    #[test]
+    fn a_range_of_more_than_two_addresses_has_an_inside() {
+        let inside = |text: &str| text.parse::<AddressRange>().unwrap().without_ends().map(|range| range.to_string());
+        assert_eq!(inside("192.0.2.0/29").as_deref(), Some("192.0.2.1-192.0.2.6"));
+        assert_eq!((inside("192.0.2.0/31"), inside("192.0.2.0/32")), (None, None));
     }
 
     #[test]

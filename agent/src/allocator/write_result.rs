@@ -92,6 +92,11 @@ pub fn other_owner(service: &Service) -> Option<&str> {
     owners(service).next().filter(|_| !is_owner(service))
 }
 
+/// Returns a field manager that owns the addresses in a Service's status: ours if it is one of them.
+pub fn addresses_owner(service: &Service) -> Option<&str> {
+    if is_owner(service) { Some(FIELD_MANAGER) } else { other_owner(service) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,7 +30,7 @@ use vipmux_datapath::{
 use vipmux_model::NodeName;
 
 /// The exit status if a check fails.
-const FAILS: u8 = 2;
+pub(super) const FAILS: u8 = 2;
 
 /// Arguments of `vipmux check`: those of `vipmux agent` that matter for it, and the output format.
 #[derive(Debug, clap::Args)]
@@ -103,7 +103,7 @@ pub fn run(args: CheckArgs) -> Result<ExitCode, CheckCommandError> {
     let observed = runtime.block_on(collect::observe(&args.into()))?;
     let checked = Checked::new(assess(&observed));
     output::print(&checked, format)?;
-    Ok(if checked.failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
+    Ok(if checked.passes() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
 }
 
 impl From<CheckArgs> for collect::CheckOptions {
@@ -125,7 +125,7 @@ impl From<CheckArgs> for collect::CheckOptions {
 
 /// All findings, with their numbers by status.
 #[derive(Debug, Serialize)]
-struct Checked {
+pub(super) struct Checked {
     passed: usize,
     warned: usize,
     failed: usize,
@@ -133,10 +133,15 @@ struct Checked {
 }
 
 impl Checked {
-    fn new(checks: Vec<Finding>) -> Self {
+    pub(super) fn new(checks: Vec<Finding>) -> Self {
         let count = |status| checks.iter().filter(|finding| finding.status == status).count();
         let [passed, warned, failed] = [CheckStatus::Pass, CheckStatus::Warn, CheckStatus::Fail].map(count);
         Self { passed, warned, failed, checks }
+    }
+
+    /// Whether no check failed.
+    pub(super) const fn passes(&self) -> bool {
+        self.failed == 0
     }
 }
 

@@ -69,7 +69,7 @@ impl Finding {
         Self::warn(check, format!("could not be checked: {}", unseen.why), unseen.remedy.clone())
     }
 
-    fn about(self, subject: impl Into<String>) -> Self {
+    pub(crate) fn about(self, subject: impl Into<String>) -> Self {
         Self { subject: Some(subject.into()), ..self }
     }
 }

@@ -119,9 +119,15 @@ impl ApiServer {
     /// Installs the MetalLB kinds that vipmux reads, without their schemas, and waits until they
     /// can be used.
     pub fn add_metallb_kinds(&self) -> Result<()> {
-        let kinds = [("IPAddressPool", "ipaddresspools"), ("L2Advertisement", "l2advertisements")].map(metallb_kind);
-        self.apply_all(&kinds)?;
-        kinds.iter().try_for_each(|definition| self.await_kind(definition))
+        self.add_foreign_kind("metallb.io/v1beta1", "Namespaced", "IPAddressPool", "ipaddresspools")?;
+        self.add_foreign_kind("metallb.io/v1beta1", "Namespaced", "L2Advertisement", "l2advertisements")
+    }
+
+    /// Installs a kind of another project, without its schema, and waits until it can be used.
+    pub fn add_foreign_kind(&self, api_version: &str, scope: &str, kind: &str, plural: &str) -> Result<()> {
+        let definition = foreign_kind(api_version, scope, kind, plural)?;
+        self.apply_all(std::slice::from_ref(&definition))?;
+        self.await_kind(&definition)
     }
 
     /// Waits until the API server serves the kind that a CustomResourceDefinition defines.
@@ -215,23 +221,25 @@ fn described(document: &Value) -> String {
     format!("{} {namespace}{}", text(&document["kind"]), text(&metadata["name"]))
 }
 
-fn metallb_kind((kind, plural): (&str, &str)) -> Value {
-    json!({
+/// Returns a CustomResourceDefinition that allows all fields.
+fn foreign_kind(api_version: &str, scope: &str, kind: &str, plural: &str) -> Result<Value> {
+    let (group, version) = api_version.split_once('/').context("the core group has no custom kinds")?;
+    Ok(json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": { "name": format!("{plural}.metallb.io") },
+        "metadata": { "name": format!("{plural}.{group}") },
         "spec": {
-            "group": "metallb.io",
+            "group": group,
             "names": { "kind": kind, "plural": plural, "singular": kind.to_lowercase() },
-            "scope": "Namespaced",
+            "scope": scope,
             "versions": [{
-                "name": "v1beta1",
+                "name": version,
                 "served": true,
                 "storage": true,
                 "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
             }],
         },
-    })
+    }))
 }
 
 fn node(node: &Node) -> Value {

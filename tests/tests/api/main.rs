@@ -18,6 +18,7 @@ mod kube_proxy;
 mod leases;
 mod many_nodes;
 mod metallb;
+mod migrating;
 mod pools;
 mod preflight;
 mod records;

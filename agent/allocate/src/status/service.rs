@@ -12,12 +12,10 @@ use super::{
 use crate::allocation::Assignment;
 use vipmux_model::{
     Model, ServiceName, Vip,
-    api::{ALLOCATED, ANNOUNCED},
+    api::{ALLOCATED, ANNOUNCED, FOREIGN_STATUS},
     reason::{Reason, Refusal},
 };
 
-/// The reason of [`ALLOCATED`] if another controller wrote the status.
-pub const FOREIGN_STATUS: &str = "ForeignStatus";
 /// The text before each note for a Service's owner.
 pub(super) const NOTE: &str = "; note: ";
 

@@ -9,7 +9,7 @@ use super::{service::condition, *};
 use crate::{Allocator, previous::with_statuses};
 use vipmux_model::{
     IngestOptions,
-    api::{ALLOCATED, ANNOUNCED, Leading, Usage},
+    api::{ALLOCATED, ANNOUNCED, FOREIGN_STATUS, Leading, Usage},
     reason::Reason,
 };
 use vipmux_testing::{

@@ -1,6 +1,7 @@
 //! Tests addresses that only the statuses of Services show, as after a change of the allocator.
 
 use super::*;
+use vipmux_model::api::FOREIGN_STATUS;
 
 /// A new allocator leader knows only the statuses.
 #[test]
@@ -51,6 +52,19 @@ fn an_allocators_address_is_kept_by_its_status_even_if_the_pools_changed() {
     assert!(given.allocate().assignments[&service_name("shop/a")].warnings[0].contains("is in no pool any more"));
     let taken = given.reserving(elsewhere);
     assert_eq!(taken.outcome(), "shop/a=10 shop/b=11", "an address that is never assigned is not kept either");
+}
+
+/// An allocator without the right to overwrite another controller's status, then one that has it.
+#[test]
+fn addresses_of_another_controller_stay_with_their_service() {
+    let foreign = |address| {
+        let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", address).given("shop/a", "False");
+        cluster.reason("shop/a", FOREIGN_STATUS)
+    };
+    assert_eq!(foreign("192.0.2.12").restarted().outcome(), "shop/a=12");
+    assert_eq!(foreign("198.51.100.1").restarted().outcome(), "shop/a=10", "it is in no pool");
+    let taken = foreign("192.0.2.12").service("shop/b", &["443/TCP"], &[]).showing("shop/b", "192.0.2.12");
+    assert_eq!(taken.given("shop/b", "True").restarted().outcome(), "shop/a=10 shop/b=12");
 }
 
 #[test]

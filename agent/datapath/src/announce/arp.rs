@@ -32,6 +32,11 @@ pub(super) fn probe(vip: Ipv4Addr, mac: Mac) -> Option<Vec<u8>> {
     frame(Ipv4Addr::UNSPECIFIED, vip, mac.bytes().into(), ArpOperations::Request, MacAddr::zero())
 }
 
+/// Returns an ARP request for `vip` from a host that has the address `source` (RFC 826).
+pub(super) fn request(source: Ipv4Addr, vip: Ipv4Addr, mac: Mac) -> Option<Vec<u8>> {
+    frame(source, vip, mac.bytes().into(), ArpOperations::Request, MacAddr::zero())
+}
+
 /// Never returns `None`: the buffer has the size that the packet views require.
 fn frame(sender: Ipv4Addr, vip: Ipv4Addr, mac: MacAddr, operation: ArpOperation, target: MacAddr) -> Option<Vec<u8>> {
     let mut bytes = vec![0; ETHERNET + ARP];

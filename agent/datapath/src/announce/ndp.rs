@@ -23,6 +23,7 @@ const ADVERTISEMENT: u8 = 136;
 /// Neighbors replace the MAC that they know. *Solicited* stays off, since nobody asked. *Router*
 /// stays off too.
 const OVERRIDE: u8 = 0x20;
+const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
 const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 const NONCE: u8 = 14;
 /// All nodes on the link, routers among them (RFC 4291, 2.7.1).
@@ -41,6 +42,25 @@ pub(super) fn announcement(vip: Ipv6Addr, mac: Mac) -> Vec<u8> {
 pub(super) fn probe(vip: Ipv6Addr, group: SolicitedNodeGroup, mac: Mac, nonce: [u8; 6]) -> Vec<u8> {
     let message = message(SOLICITATION, 0, vip, nonce_option(nonce));
     frame((mac.bytes(), Ipv6Addr::UNSPECIFIED), (group.mac(), group.address), message)
+}
+
+/// Returns the solicitation for `vip` of a host that has the address `source` (RFC 4861, 4.3).
+pub(super) fn solicitation(source: Ipv6Addr, vip: Ipv6Addr, group: SolicitedNodeGroup, mac: Mac) -> Vec<u8> {
+    let message = message(SOLICITATION, 0, vip, option(SOURCE_LINK_LAYER_ADDRESS, mac.bytes()));
+    frame((mac.bytes(), source), (group.mac(), group.address), message)
+}
+
+/// Returns the address that an advertisement is for, and the MAC that sent it. `None`: the frame is
+/// no advertisement.
+pub(super) fn advertised(frame: &[u8]) -> Option<(Ipv6Addr, Mac)> {
+    const HEADER: usize = 14 + 40;
+    let (source, ethertype) = (frame.get(6..12)?, frame.get(12..14)?);
+    let (next_header, message) = (*frame.get(14 + 6)?, frame.get(HEADER..)?);
+    if ethertype != ETHERTYPE || next_header != ICMPV6 || *message.first()? != ADVERTISEMENT {
+        return None;
+    }
+    let target: [u8; 16] = message.get(8..24)?.try_into().ok()?;
+    Some((target.into(), Mac::new(source.try_into().ok()?)))
 }
 
 /// Returns the nonce option, which ends a [`probe`] (RFC 3971, 5.3.2).
@@ -117,6 +137,18 @@ mod tests {
             14, 1, 1, 2, 3, 4, 5, 6,
         ];
         assert_eq!(frame, expected);
+    }
+
+    #[test]
+    fn a_solicitation_names_its_sender_and_an_advertisement_is_read() {
+        let (vip, source) = ("2001:db8::10".parse().unwrap(), "fe80::1".parse::<Ipv6Addr>().unwrap());
+        let mac = Mac::new([2, 0, 0x5e, 0x10, 0x20, 0x30]);
+        let frame = solicitation(source, vip, SolicitedNodeGroup::of(vip, 7), mac);
+        assert_eq!(frame[22..38], source.octets());
+        assert_eq!(frame[78..], [1, 1, 2, 0, 0x5e, 0x10, 0x20, 0x30]);
+        assert_eq!(advertised(&frame), None);
+        assert_eq!(advertised(&announcement(vip, mac)), Some((vip, mac)));
+        assert_eq!(advertised(&announcement(vip, mac)[..60]), None);
     }
 
     /// Of 0xff02 + 0x0001 + 0xff00 + 0x0010 + 32 + 58 (pseudo-header) and
