@@ -281,7 +281,7 @@ impl<'a> LeaderPlacement<'a> {
         let fits = |at: &&usize| best.are[**at] && able(&candidates[**at].node) && room(&candidates[**at].node);
         let chosen = match first.iter().filter(fits).nth(turn) {
             Some(at) => Some(&candidates[*at].node),
-            None => self.place_among_all(candidates, best, vip, turn, able),
+            None => self.place_among_all(candidates, vip, turn, able),
         };
         if let Some(node) = chosen {
             self.add(node, 1);
@@ -289,35 +289,25 @@ impl<'a> LeaderPlacement<'a> {
         chosen
     }
 
-    /// Places a VIP as [`Self::place`] does, if none of the first candidates can take it.
+    /// Places a VIP as [`Self::place`] does, if none of the first candidates can take it. Those with a
+    /// worse preference have their turns after the best ones, but none that are excluded, or leave.
     fn place_among_all(
         &self,
         candidates: &'a [Candidate],
-        best: &Best,
         vip: Vip,
         turn: usize,
         able: impl Fn(&NodeName) -> bool,
     ) -> Option<&'a NodeName> {
-        let able = |candidate: &&Candidate| able(&candidate.node);
-        let mut usable: Vec<&'a Candidate> = candidates
-            .iter()
-            .zip(&best.are)
-            .filter(|(_, is)| **is)
-            .map(|(candidate, _)| candidate)
-            .filter(able)
-            .collect();
-        if usable.is_empty() {
-            // The best candidates cannot announce this VIP.
-            let next = |candidate: &&Candidate| able(candidate) && (self.preference)(candidate).is_some();
-            usable = candidates.iter().filter(next).collect();
-            let least = usable.iter().filter_map(|candidate| (self.preference)(candidate)).min();
-            usable.retain(|candidate| (self.preference)(candidate) == least);
-        }
-        let bids = Bids::of(vip);
-        bids.sort(&mut usable, |candidate| (&candidate.node, candidate.weight));
+        let able = candidates.iter().filter(|candidate| able(&candidate.node));
+        let mut usable: Vec<(Preference, &'a Candidate)> =
+            able.filter_map(|candidate| Some(((self.preference)(candidate)?, candidate))).collect();
+        let least = usable.iter().map(|(preference, _)| (preference.excluded, preference.leaving)).min();
+        usable.retain(|(preference, _)| Some((preference.excluded, preference.leaving)) == least);
+        Bids::of(vip).sort(&mut usable, |(_, candidate)| (&candidate.node, candidate.weight));
         // Candidates with room come first. The order among them stays.
-        usable.sort_by_key(|candidate| self.load(&candidate.node) >= self.preferences.bound(&candidate.node));
-        (!usable.is_empty()).then(|| &usable[turn % usable.len()].node)
+        let has_no_room = |node: &NodeName| self.load(node) >= self.preferences.bound(node);
+        usable.sort_by_key(|(preference, candidate)| (*preference, has_no_room(&candidate.node)));
+        (!usable.is_empty()).then(|| &usable[turn % usable.len()].1.node)
     }
 }
 

@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::{
     NodeName,
-    api::{L2Advertisement, VipPolicy},
+    api::{L2Advertisement, VipPolicy, rules::WEIGHTS},
     node::Node,
     objects::Objects,
     pool::Pool,
@@ -205,7 +205,8 @@ impl Weights {
         let mut weights = Vec::new();
         for (i, (weight, selector)) in entries.enumerate() {
             match Selector::new(selector) {
-                Ok(selector) => weights.push((u32::try_from(weight).unwrap_or(ORDINARY_WEIGHT), selector)),
+                // The API server admits no others.
+                Ok(selector) => weights.push((weight.clamp(*WEIGHTS.start(), *WEIGHTS.end()).unsigned_abs(), selector)),
                 Err(error) => {
                     let message = format!("spec.{}[{i}].{}: {error}; left out", field[0], field[1]);
                     notes.push(Note::new(object.to_owned(), message));
@@ -217,7 +218,10 @@ impl Weights {
 
     /// Returns the sum of those that select a node with these labels; 0: none does.
     fn of(&self, labels: &Labels) -> u32 {
-        self.0.iter().filter(|(_, selector)| selector.matches(labels)).map(|(weight, _)| weight).sum()
+        self.0
+            .iter()
+            .filter(|(_, selector)| selector.matches(labels))
+            .fold(0, |sum, (weight, _)| sum.saturating_add(*weight))
     }
 }
 

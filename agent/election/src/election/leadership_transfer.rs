@@ -153,13 +153,27 @@ impl Election {
             if !must && spare == 0 {
                 continue;
             }
-            let successor = placement.place(vip, 0, |node| *node != self.local && able(node));
+            // The bound is for all VIPs of a node, and a score for those of one pool: a VIP that moved to a
+            // lower score for balance would come back.
+            let least = if must { 0 } else { own.map_or(0, |own| own.score) };
+            let scores = |node: &NodeName| least == 0 || self.score(vip, node) >= least;
+            let successor = placement.place(vip, 0, |node| *node != self.local && able(node) && scores(node));
             let Some(successor) = successor.filter(|node| must || placement.has_room(node)) else { continue };
             spare -= u64::from(!must);
             plan.spare += u64::from(!must);
             plan.transfers.push(Transfer { vip, successor: successor.clone(), must });
         }
         plan
+    }
+
+    /// Returns the score of a node for a VIP.
+    fn score(&self, vip: Vip, node: &NodeName) -> u32 {
+        let candidates = self.wanted.get(&vip).map(|candidates| &**candidates);
+        candidates
+            .into_iter()
+            .flatten()
+            .find(|candidate| candidate.node == *node)
+            .map_or(0, |candidate| candidate.score)
     }
 
     /// Begins transfers: at most `batch` a second of those that need not be.

@@ -156,8 +156,7 @@ proptest! {
         let preferences = Preferences::new(wanted.values(), &preference);
         let led = nodes.iter().enumerate().map(|(number, node)| (node_name(format!("n{number}")), node.1)).collect();
         let mut placement = LeaderPlacement::new(&wanted, &preference, &preferences, &led);
-        let best = Best::of(&pool, &preference);
-        let expected = placement.place_among_all(&pool, &best, vip, turn, able).cloned();
+        let expected = placement.place_among_all(&pool, vip, turn, able).cloned();
         prop_assert_eq!(placement.place(vip, turn, able).cloned(), expected);
         let least = pool.iter().filter(|candidate| able(&candidate.node)).filter_map(preference).min();
         prop_assert_eq!(placement.best(vip, able), least);
@@ -221,4 +220,25 @@ fn a_vip_moves_to_a_higher_score_but_not_during_a_hold_down() {
     assert!(!scored(0, false).precedes(scored(10, true)), "one that has just come keeps what it leads");
     assert!(!scored(10, false).precedes(Preference { score: Reverse(20), ..Preference::default() }));
     assert!(scored(0, false).precedes(Preference { leaving: true, score: Reverse(20), ..Preference::default() }));
+}
+
+#[test]
+fn those_with_a_lower_score_have_their_turns_after_the_highest() {
+    let pool: Candidates =
+        [0, 10, 100].into_iter().zip(0..).map(|(score, n)| Candidate { score, ..candidate(n, 1) }).collect();
+    let vip = vips(1).next().unwrap();
+    let wanted: BTreeMap<_, _> = [(vip, pool)].into();
+    let turns = |preference: &dyn Fn(&Candidate) -> Option<Preference>| {
+        let (preferences, led) = (Preferences::new(wanted.values(), preference), BTreeMap::new());
+        let mut place = |turn| {
+            LeaderPlacement::new(&wanted, preference, &preferences, &led).place(vip, turn, |_| true).unwrap().as_str()
+        };
+        (0..4).map(&mut place).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(turns(&as_the_objects_say), "n2 n1 n0 n2");
+    let excluded = |candidate: &Candidate| {
+        let excluded = candidate.node.as_str() == "n1";
+        as_the_objects_say(candidate).map(|preference| Preference { excluded, ..preference })
+    };
+    assert_eq!(turns(&excluded), "n2 n0 n2 n0", "an excluded node has no turn while others may lead");
 }

@@ -297,6 +297,20 @@ fn a_vip_beyond_the_bound_moves_for_balance_one_a_second() {
     assert!(moved.windows(2).all(|pair| pair[1].0 >= pair[0].0 + ms(1000)), "{moved:?}");
 }
 
+/// Scores belong to a pool, and the bound is for all VIPs of a node.
+#[test]
+fn balance_moves_no_vip_to_a_lower_score() {
+    let mut bench = leading_too_many(20);
+    let preferred = [Candidate { score: 100, ..candidate("a") }, candidate("b")];
+    let (preferred, ordinary): (Candidates, Candidates) =
+        (preferred.into_iter().collect(), [candidate("a"), candidate("b")].into_iter().collect());
+    let wanted = (1..=20).map(|last| (vip4(last), if last <= 10 { &preferred } else { &ordinary }.clone()));
+    bench.give(Input::Wanted(Arc::new(wanted.collect())));
+    let moved = moves(&mut bench, 400, true);
+    assert!(moved.iter().all(|(_, vip)| *vip > vip4(10)), "{moved:?}");
+    assert_eq!(moved.len(), 4, "its share is 10 and 5, and one more may stay: {moved:?}");
+}
+
 #[test]
 fn many_vips_beyond_the_bound_move_several_at_once_until_one_is_declined() {
     let mut bench = leading_too_many(200);
