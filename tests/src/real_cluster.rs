@@ -265,7 +265,7 @@ fn make_images(folder: &Path, plan: &Plan) -> Result<Vec<PathBuf>> {
         let root = folder.join("conformance");
         image::install(&root, &[(&cluster_programs::find("agnhost")?, "agnhost")])?;
         // The tests use options that BusyBox does not have.
-        let programs = ["dash", "cat", "curl", "ls", "nc.openbsd", "sleep", "wget"];
+        let programs = ["dash", "cat", "curl", "ls", "nc.openbsd", "seq", "sleep", "wget"];
         let programs = programs.map(|program| Path::new("/usr/bin").join(program));
         image::install_with_libraries(&root, &programs.each_ref().map(PathBuf::as_path))?;
         // The tests expect BusyBox's wget, which crashes as Debian builds it. It tries once.

@@ -32,6 +32,8 @@ use vipmux_tests::{
 
 /// The folder of what is known about running clusters.
 const STATE: &str = "/run/vipmux-clusters";
+/// The number of nodes that Kubernetes' own tests need to move Pods.
+const CONFORMANCE_NODES: u8 = 3;
 /// The interval of looks at the log and at the process.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -77,7 +79,7 @@ enum Action {
         #[arg(default_value = conformance::FOCUS)]
         focus: String,
         #[command(flatten)]
-        up: Up,
+        network: Network,
     },
     /// Measure vipmux in a cluster of its own
     #[command(hide = true)]
@@ -101,15 +103,21 @@ struct Up {
     /// The number of nodes
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_NODES)))]
     nodes: u8,
+    /// The address families of Nodes, Pods and Services
+    #[arg(long, value_enum, default_value_t = IpFamilies::Dual)]
+    ip_family: IpFamilies,
+    #[command(flatten)]
+    network: Network,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct Network {
     /// kube-proxy's mode
     #[arg(long, value_enum, default_value_t = Mode::Nftables)]
     kube_proxy: Mode,
     /// The network of Pods
     #[arg(long, value_enum, default_value_t = Cni::Bridge)]
     cni: Cni,
-    /// The address families of Nodes, Pods and Services
-    #[arg(long, value_enum, default_value_t = IpFamilies::Dual)]
-    ip_family: IpFamilies,
     /// The files of vipmux's image
     #[arg(long, hide = true, env = "VIPMUX_IMAGE_ROOT")]
     image: Option<PathBuf>,
@@ -145,7 +153,7 @@ fn main() -> ExitCode {
         Action::Bench { runs, rest, up } => {
             bench(up, &bench::Plan { runs, rest: Duration::from_secs(60 * u64::from(rest)) })
         }
-        Action::Conformance { focus, up } => conform(&name, &focus, up),
+        Action::Conformance { focus, network } => conform(&name, &focus, network),
         Action::Test { .. } => Err(anyhow!("run the tests by `cargo xtask cluster test`")),
         Action::Serve(up) => serve(&name, up),
     };
@@ -200,9 +208,10 @@ fn up(name: &str, plan: &Up) -> Result<()> {
     let output = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
     let mut serve = Command::new(env::current_exe()?);
     serve.args(["serve", "--name", name, "--nodes", &plan.nodes.to_string()]);
-    serve.args(["--kube-proxy", &plan.kube_proxy.to_string(), "--cni", &plan.cni.to_string()]);
+    let Network { kube_proxy, cni, image } = &plan.network;
+    serve.args(["--kube-proxy", &kube_proxy.to_string(), "--cni", &cni.to_string()]);
     serve.args(["--ip-family", &plan.ip_family.to_string()]);
-    serve.args(plan.image.iter().flat_map(|image| [OsStr::new("--image"), image.as_os_str()]));
+    serve.args(image.iter().flat_map(|image| [OsStr::new("--image"), image.as_os_str()]));
     serve.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).current_dir("/");
     // SAFETY: between fork and exec, this is one system call.
     unsafe { serve.pre_exec(|| setsid().map(drop).map_err(io::Error::from)) };
@@ -247,15 +256,8 @@ fn serve(name: &str, up: Up) -> Result<()> {
 }
 
 fn start(up: Up, clients: u8, conformance: bool) -> Result<RealCluster> {
-    let plan = Plan {
-        nodes: up.nodes,
-        clients,
-        mode: up.kube_proxy,
-        cni: up.cni,
-        families: up.ip_family,
-        vipmux: up.image,
-        conformance,
-    };
+    let Up { nodes, ip_family: families, network: Network { kube_proxy: mode, cni, image: vipmux } } = up;
+    let plan = Plan { nodes, clients, mode, cni, families, vipmux, conformance };
     RealCluster::start(&plan, &mut |step| eprintln!("==> {step}"))
 }
 
@@ -267,11 +269,11 @@ fn bench(up: Up, plan: &bench::Plan) -> Result<()> {
     bench::run(&mut cluster, plan, &mut |line| println!("{line}"))
 }
 
-fn conform(name: &str, focus: &str, up: Up) -> Result<()> {
+fn conform(name: &str, focus: &str, network: Network) -> Result<()> {
     cleanup::prepare()?;
     cleanup::exit_with_on_interrupt(130);
-    // The tests make Services of one family, and look for both on nodes that have both.
-    let cluster = start(Up { ip_family: IpFamilies::Ipv4, ..up }, 1, true)?;
+    // On nodes with both families the tests look for both, and their Services have one.
+    let cluster = start(Up { nodes: CONFORMANCE_NODES, ip_family: IpFamilies::Ipv4, network }, 1, true)?;
     let logs = conformance::logs(name);
     ensure!(conformance::run(&cluster, focus, &logs, &mut |line| println!("{line}"))?, "tests failed");
     Ok(())

@@ -5,6 +5,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -17,7 +18,7 @@ use super::RealCluster;
 use crate::{api_server::SYSTEM, cluster_programs};
 
 /// Load balancers, the affinity of Services to clients, and several protocols on one port.
-pub const FOCUS: &str = "LoadBalancers|session affinity|same port and different protocol";
+pub const FOCUS: &str = "LoadBalancers|Services should .*(session affinity|same port and different protocol)";
 /// The time limit of one test; the rolling updates need a quarter of an hour.
 const LIMIT: &str = "25m";
 /// Tests that vipmux cannot pass, by a part of their names, and the reason.
@@ -90,6 +91,7 @@ pub fn run(cluster: &RealCluster, focus: &str, logs: &Path, outcome: &mut dyn Fn
         }
         let found = Ginkgo { cluster, logs }.run(&format!("{:02}", number + 1), &exactly(&test.name()), false)?;
         let [spec] = &found[..] else { anyhow::bail!("{} tests are called {}", found.len(), test.name()) };
+        ensure!(spec.name() == test.name(), "e2e.test ran {} as {}", spec.name(), test.name());
         let (column, why) = match (spec.state.as_str(), &spec.failure) {
             ("passed", _) => (0, ""),
             ("skipped", failure) => (1, failure.as_ref().map_or("", |failure| failure.message.as_str())),
@@ -116,6 +118,13 @@ impl Ginkgo<'_> {
     fn run(&self, label: &str, focus: &str, list: bool) -> Result<Vec<Spec>> {
         let file = |extension: &str| self.logs.join(format!("{label}.{extension}"));
         let (report, log) = (file("json"), file("log"));
+        // A report of an earlier run must not count.
+        match fs::remove_file(&report) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", report.display()));
+            }
+            _ => {}
+        }
         let mut tests = self.command(focus, &report)?;
         tests.arg(format!("--ginkgo.dry-run={list}"));
         let output = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
