@@ -222,7 +222,7 @@ impl World {
     fn new(setup: &Setup) -> Self {
         let mut dice = Dice::new(setup.seed);
         let plan = setup.scenario.plan(setup, &mut dice);
-        let cluster = Cluster::new(plan.nodes, plan.vips, &mut dice);
+        let cluster = Cluster::new(plan.nodes, plan.vips, plan.promise.scores, &mut dice);
         let mut world = Self {
             schedule: Schedule::new(plan.length),
             dice,

@@ -1,6 +1,6 @@
 //! Scenarios of MetalLB's own layer 2 tests, written anew (docs/conformance.md has the list).
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -13,6 +13,8 @@ use vipmux_tests::{
     wait,
 };
 
+/// The time in which the agents see a change of a Node.
+const SETTLED: Duration = Duration::from_secs(2);
 /// `shop` may use all three pools, the first one first.
 const POOLS: &str = "
 apiVersion: metallb.io/v1beta1
@@ -108,6 +110,8 @@ fn an_address_leaves_a_node_whose_network_is_unavailable_or_that_is_excluded() -
     unavailable("True")?;
     let second = await_leader_but(&cluster, VIP, &[&first])?;
     unavailable("False")?;
+    thread::sleep(SETTLED);
+    ensure!(cluster.await_leader(VIP)?.name == second, "the address moved back");
     cluster.api()?.kubectl(&["label", "node", &second, "node.kubernetes.io/exclude-from-external-load-balancers="])?;
     await_leader_but(&cluster, VIP, &[&second]).map(drop)
 }

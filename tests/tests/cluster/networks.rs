@@ -48,6 +48,9 @@ fn a_service_answers(cni: Cni, families: IpFamilies) -> Result<()> {
         ensure!(addresses.len() == expected, "{shown:?}");
         Ok(addresses)
     })?;
+    let nodes = "kubectl --namespace shop get pods --selector app=echo --output 'jsonpath={.items[*].spec.nodeName}'";
+    let nodes = cluster.as_admin(nodes)?;
+    ensure!(["node-1", "node-2"].iter().all(|node| nodes.contains(node)), "the Pods are on {nodes} alone");
     let client = cluster.lan.client()?;
     let clients = [
         (client.namespace(), (client.address, client.address_v6)),

@@ -55,6 +55,8 @@ pub(super) struct Promise {
     pub(super) writes: u64,
     /// Loads are balanced at the end.
     pub(super) balance: bool,
+    /// Candidates for every other VIP have scores, and at the end the highest leads.
+    pub(super) scores: bool,
     /// The time from one look at everything to the next.
     pub(super) interval: Duration,
 }
@@ -326,6 +328,20 @@ impl Checker {
         }
         if promise.balance {
             self.check_balance(cluster, now);
+        }
+        if promise.scores {
+            self.check_scores(cluster, now);
+        }
+    }
+
+    fn check_scores(&mut self, cluster: &Cluster, now: Duration) {
+        let there = || (0..cluster.nodes.len()).filter(|node| cluster.is_there(*node));
+        let highest = there().map(Cluster::score).max().unwrap_or(0);
+        for vip in cluster.vips.iter().filter(|vip| Cluster::is_scored(**vip)) {
+            let leader = there().find(|node| cluster.answers(*node, *vip, now));
+            if leader.map(Cluster::score) != Some(highest) {
+                self.violate(|| format!("{leader:?} leads {vip:?}, and the highest score is {highest}"));
+            }
         }
     }
 

@@ -71,10 +71,12 @@ pub(super) struct Cluster {
     pub(super) vips: BTreeSet<Vip>,
     /// Addresses that foreign speakers have.
     pub(super) foreign_speakers: BTreeSet<Vip>,
+    /// Candidates for every other VIP have scores.
+    scores: bool,
 }
 
 impl Cluster {
-    pub(super) fn new(nodes: usize, vips: usize, dice: &mut Dice) -> Self {
+    pub(super) fn new(nodes: usize, vips: usize, scores: bool, dice: &mut Dice) -> Self {
         let nodes: Vec<_> = (0..nodes).map(|number| Node::new(number, dice)).collect();
         let names = nodes.iter().enumerate().map(|(at, node)| (node.name.clone(), at)).collect();
         Self {
@@ -83,6 +85,7 @@ impl Cluster {
             network: Network::new(),
             vips: (0..vips).map(vip).collect(),
             foreign_speakers: BTreeSet::new(),
+            scores,
         }
     }
 
@@ -119,15 +122,29 @@ impl Cluster {
 
     /// Returns the VIPs and who may lead them, as from the manifests.
     pub(super) fn candidates(&self) -> BTreeMap<Vip, Candidates> {
-        let candidate = |node: &Node| Candidate {
-            node: node.name.clone(),
-            weight: 1,
-            score: 0,
-            excluded: false,
-            cordoned: node.cordoned,
+        let list = |scores: bool| -> Candidates {
+            let candidate = |(number, node): (usize, &Node)| Candidate {
+                node: node.name.clone(),
+                weight: 1,
+                score: if scores { Self::score(number) } else { 0 },
+                excluded: false,
+                cordoned: node.cordoned,
+            };
+            self.nodes.iter().enumerate().map(candidate).collect()
         };
-        let candidates: Candidates = self.nodes.iter().map(candidate).collect();
-        self.vips.iter().map(|vip| (*vip, candidates.clone())).collect()
+        let (ordinary, scored) = (list(false), list(self.scores));
+        let of = |vip: Vip| if Self::is_scored(vip) { &scored } else { &ordinary };
+        self.vips.iter().map(|vip| (*vip, of(*vip).clone())).collect()
+    }
+
+    /// Returns the score of a node, if candidates have scores.
+    pub(super) const fn score(node: usize) -> u32 {
+        [0, 50, 100][node % 3]
+    }
+
+    /// Returns whether the candidates for a VIP have scores.
+    pub(super) fn is_scored(vip: Vip) -> bool {
+        vip.number() % 2 == 0
     }
 }
 

@@ -47,6 +47,8 @@ pub enum Scenario {
     Half,
     /// One node at a time dies, stands still or loses its link. A majority lives.
     Single,
+    /// Nodes die, drain and come back. Some VIPs prefer nodes to others.
+    Scores,
     /// VIPs come and go.
     Vips,
     /// VIPs are announced in a peer's name, and foreign speakers have addresses.
@@ -96,12 +98,13 @@ const STRICT: Promise = Promise {
     moves: u32::MAX,
     writes: u64::MAX,
     balance: true,
+    scores: false,
     interval: Duration::from_millis(50),
 };
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 23] = [
+    pub const SMALL: [Self; 24] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -125,6 +128,7 @@ impl Scenario {
         Self::Versions,
         Self::Half,
         Self::Single,
+        Self::Scores,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -145,7 +149,9 @@ impl Scenario {
         }
         let nodes = setup.nodes.unwrap_or_else(|| [3, 3, 3, 4, 5, 2][dice.index(6)]);
         let nodes = if self == Self::Single { nodes.max(3) } else { nodes };
-        let vips = setup.vips.unwrap_or_else(|| 1 + dice.index(4));
+        // Balance and scores are at odds only with many VIPs.
+        let times = if self == Self::Scores { 5 } else { 1 };
+        let vips = setup.vips.unwrap_or_else(|| times * (1 + dice.index(4)));
         let settings = ElectionSettings {
             hold_down: Duration::from_millis([0, 500, 2000][dice.index(3)]),
             detect: dice.chance(500),
@@ -218,6 +224,8 @@ impl Script<'_> {
             Scenario::Forge => {
                 Promise { answer: Duration::from_millis(120), interval: Duration::from_millis(10), ..STRICT }
             }
+            // The last move for balance may be late, after one that was declined.
+            Scenario::Scores => Promise { moves: 1, balance: false, scores: true, ..window },
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
             _ => window,
         };
@@ -236,6 +244,7 @@ impl Script<'_> {
                 Scenario::Drain,
                 Scenario::Store,
             ],
+            Scenario::Scores => &[Scenario::Crash, Scenario::Drain, Scenario::Link],
             Scenario::Store => &[Scenario::Store, Scenario::Store, Scenario::Crash, Scenario::Drain, Scenario::Pause],
             _ => &[scenario],
         };
@@ -248,6 +257,10 @@ impl Script<'_> {
         // The last fault of this scenario takes long.
         let end = if scenario == Scenario::Half { at } else { end };
         self.add(end, Fault::Recover);
+        if scenario == Scenario::Scores {
+            self.add(end + TAIL, Fault::Mark);
+            return (promise, end + 2 * TAIL);
+        }
         (promise, end + TAIL)
     }
 
