@@ -144,7 +144,7 @@ impl Cluster {
 
     /// Returns whether the candidates for a VIP have scores.
     pub(super) fn is_scored(vip: Vip) -> bool {
-        vip.number() % 2 == 0
+        vip.number().is_multiple_of(2)
     }
 }
 
