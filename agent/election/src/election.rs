@@ -146,6 +146,8 @@ pub struct Election {
     schedule: EvaluationSchedule,
     /// The time at which a VIP was last transferred for the sake of balance.
     rebalanced: Duration,
+    /// VIPs that this node declined before it wanted them, with the epoch and the time.
+    declined_unknown: BTreeMap<Vip, (u64, Duration)>,
     commands: Vec<Command>,
     mutated: Mutated,
 }
@@ -195,6 +197,7 @@ impl Election {
             outranked: false,
             schedule: EvaluationSchedule::default(),
             rebalanced: now,
+            declined_unknown: BTreeMap::new(),
             commands: Vec::new(),
             mutated,
         }
@@ -374,7 +377,12 @@ impl Election {
         }
         for vip in wanted.keys() {
             let floor = self.surveys.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
-            self.states.entry(*vip).or_insert_with(|| VipState::with_floor(floor));
+            let unknown = &mut self.declined_unknown;
+            self.states.entry(*vip).or_insert_with(|| {
+                let mut state = VipState::with_floor(floor);
+                state.transfers.declined = unknown.remove(vip);
+                state
+            });
         }
         self.index.touched.extend(wanted.keys());
         self.index.preferences = None;

@@ -28,6 +28,8 @@ const TOLD: Duration = Duration::from_millis(100);
 /// and the time after which this node answers again. A message from before is too old for the
 /// successor by then ([`MembershipSettings::fresh`](crate::membership::MembershipSettings::fresh)).
 const PATIENCE: Duration = Duration::from_millis(300);
+/// The most VIPs that are declined without being wanted, and noted.
+const MOST_UNKNOWN: usize = 16_384;
 /// The time for which a VIP is not transferred after a successor declined it,
 const DECLINED: Duration = Duration::from_secs(10);
 /// and after a successor did not answer. It doubles each time, up to [`DECLINED`]. Mostly the
@@ -208,6 +210,20 @@ impl Election {
         alone || waited >= UNMOVED && !self.own_vips().any(moves)
     }
 
+    /// Declines a VIP that this node does not want, or not yet. The message was perhaps sent twice, and must
+    /// not be obeyed when the VIP is wanted.
+    fn decline_unknown(&mut self, vip: Vip, epoch: u64, from: &NodeName, now: Duration) {
+        if self.declined_unknown.len() >= MOST_UNKNOWN {
+            self.declined_unknown.retain(|_, (_, at)| now < *at + DECLINED / 2);
+            // What cannot be noted gets no answer. The leader waits for one.
+            if self.declined_unknown.len() >= MOST_UNKNOWN {
+                return;
+            }
+        }
+        self.declined_unknown.insert(vip, (epoch, now));
+        self.commands.push(Command::Send { to: from.clone(), message: ElectionMessage::Declined { vip, epoch } });
+    }
+
     /// Handles a message of a peer.
     pub(super) fn receive(&mut self, from: &NodeName, message: &ElectionMessage, now: Duration) {
         let (ElectionMessage::Take { vip, .. }
@@ -216,10 +232,7 @@ impl Election {
         let can = self.fence.is_informed() && !self.availability.unable.contains(&vip) && !self.availability.draining;
         match (self.state_of(vip, now), *message) {
             (Some((state, mut cx)), message) => state.receive(from, message, can, &mut cx),
-            (None, ElectionMessage::Take { vip, epoch }) => {
-                self.commands
-                    .push(Command::Send { to: from.clone(), message: ElectionMessage::Declined { vip, epoch } });
-            }
+            (None, ElectionMessage::Take { vip, epoch }) => self.decline_unknown(vip, epoch, from, now),
             (None, ElectionMessage::Taken { .. } | ElectionMessage::Declined { .. }) => {}
         }
     }

@@ -251,6 +251,22 @@ fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour_by_the_first_
     }
 }
 
+/// An agent that has just started hears of a VIP before it has read the Services.
+#[test]
+fn a_vip_that_was_declined_before_it_was_wanted_is_not_taken_by_a_copy_of_the_message() {
+    let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });
+    let declines = |bench: &mut Bench| bench.said().contains(&"b: declined 3".to_owned());
+    let mut bench = Bench::ready();
+    bench.give(Input::Wanted(Arc::default())).give(take(3));
+    assert!(declines(&mut bench));
+    bench.want(&["a", "b"]);
+    bench.give(take(3));
+    assert!(declines(&mut bench), "the leader leads again since it was declined");
+    assert_ne!(bench.role(), Role::Leading);
+    bench.give(take(4));
+    assert_eq!(bench.role(), Role::Leading, "a later attempt has another epoch, or comes later");
+}
+
 /// Returns a node that leads so many VIPs, which another one may lead, too.
 fn leading_too_many(count: u8) -> Bench {
     let want = |names: &[&str]| {
