@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 /// rights only the one to execute counts.
 pub(crate) fn tar(folder: &Path, entries: &[&str], time: &str, archive: &Path) -> Result<()> {
     let mut tar = Command::new("tar");
+    tar.env_remove("TAR_OPTIONS");
     tar.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"]);
     tar.arg(format!("--mtime={time}")).arg("--file").arg(archive).arg("--directory").arg(folder).args(entries);
     run(&mut tar)

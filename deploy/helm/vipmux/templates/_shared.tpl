@@ -1,6 +1,6 @@
 {{- /* The first part of the objects' names. */}}
 {{- define "vipmux.name" -}}
-{{ .Values.nameOverride | default .Chart.Name }}
+{{ .Values.nameOverride | default "vipmux" }}
 {{- end }}
 
 {{- define "vipmux.image" -}}

@@ -114,7 +114,7 @@ fn the_options_of_pods_get_into_their_templates() -> Result<()> {
     });
     let mut values = json!({"agent": both, "allocator": both});
     values["agent"]["updateStrategy"] = json!("OnDelete");
-    values["allocator"]["updateStrategy"] = json!({"type": "Recreate"});
+    values["allocator"]["updateStrategy"] = json!("Recreate");
     let made = charted(&api, &values)?;
     accept(&api, &made)?;
     let made = objects(&made)?;
@@ -133,7 +133,22 @@ fn the_options_of_pods_get_into_their_templates() -> Result<()> {
     let made = objects(&charted(&api, &values)?)?;
     let strategy = &object(&made, "DaemonSet", "vipmux-agent")?["spec"]["updateStrategy"];
     assert_eq!(strategy["rollingUpdate"]["maxUnavailable"], "100%");
-    assert!(object(&made, "Deployment", "vipmux-allocator")?["spec"]["strategy"]["type"].is_null());
+    let strategy = &object(&made, "Deployment", "vipmux-allocator")?["spec"]["strategy"];
+    assert_eq!((&strategy["type"], &strategy["rollingUpdate"]["maxSurge"]), (&json!("RollingUpdate"), &json!(0)));
+    Ok(())
+}
+
+/// Helm applies on the server. Defaults that it does not write would stay in the object, where they contradict
+/// another strategy.
+#[test]
+fn an_installed_allocator_takes_another_strategy() -> Result<()> {
+    let Some(api) = prepared()? else { return Ok(()) };
+    for strategy in ["RollingUpdate", "Recreate", "RollingUpdate"] {
+        let made = charted(&api, &json!({ "allocator": { "updateStrategy": strategy } }))?;
+        let deployment = object(&objects(&made)?, "Deployment", "vipmux-allocator")?.clone();
+        let installed = api.apply_all(&[deployment])?;
+        assert_eq!(installed[0]["spec"]["strategy"]["type"], strategy);
+    }
     Ok(())
 }
 
