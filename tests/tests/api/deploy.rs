@@ -299,7 +299,7 @@ fn values_that_make_no_sense_are_refused_by_name() -> Result<()> {
         (json!({"agent": {"serviceAccount": {"annotation": {}}}}), "annotation"),
         (json!({"agent": {"extraVolumes": [{"name": "state", "emptyDir": {}}]}}), "/agent/extraVolumes/0/name"),
         (json!({"allocator": {"extraVolumeMounts": [{"name": "x", "mountPath": "x"}]}}), "/mountPath"),
-        (json!({"allocator": {"updateStrategy": {"type": "OnDelete"}}}), "/allocator/updateStrategy/type"),
+        (json!({"allocator": {"updateStrategy": "OnDelete"}}), "/allocator/updateStrategy"),
         (json!({"nameOverride": "Edge"}), "/nameOverride"),
         (json!({"podMonitor": {"enabled": true, "interval": "often"}}), "/podMonitor/interval"),
         (json!({"prometheusRule": {"rules": []}}), "rules"),
