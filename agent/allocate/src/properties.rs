@@ -258,9 +258,10 @@ fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError
         let names: Vec<_> = names.into_iter().filter(|name| model.services[*name].fault.is_none()).collect();
         for (a, b) in names.iter().flat_map(|a| names.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b) {
             let pool = model.pool_of(vip).map(|pool| model.pools[pool].sharing).unwrap_or_default();
-            // Services known only by a status are not separated if only the pool forbids sharing.
-            let shown = [a, b].iter().any(|name| !model.services[*name].status.addresses.is_empty());
-            let pool = if shown && pool != PoolSharing::ByAddress { PoolSharing::Any } else { pool };
+            // Holders of which one is known only by its status are never parted (rule 9).
+            let held = [a, b].map(|name| cluster.previous.get(name).filter(|held| held.addresses.contains(&vip)));
+            let stay = held.iter().all(Option::is_some) && held.iter().flatten().any(|held| held.snapshot.is_none());
+            let pool = if stay { PoolSharing::ByAddress } else { pool };
             let may = model.services[a].sharer().may_share(model.services[b].sharer(), pool);
             prop_assert_eq!(may, Ok(()), "{} and {} on {}", a, b, vip);
         }
