@@ -24,7 +24,7 @@ pub(crate) fn tar(folder: &Path, entries: &[&str], time: &str, archive: &Path) -
 
 /// Compresses a file, which gets the suffix `.gz`. Returns its new path.
 pub(crate) fn gzip(file: &Path) -> Result<PathBuf> {
-    run(Command::new("gzip").args(["--force", "--no-name"]).arg(file))?;
+    run(Command::new("gzip").env_remove("GZIP").args(["--force", "--no-name"]).arg(file))?;
     let mut compressed = file.as_os_str().to_owned();
     compressed.push(".gz");
     Ok(compressed.into())

@@ -33,7 +33,7 @@ pub(crate) fn run() -> Result<()> {
     let context = context(Profile::Release)?;
     let archive = context.join(format!("vipmux-{}.tar", env!("CARGO_PKG_VERSION")));
     let files = Files { architecture: Platform::host()?.architecture, root: &context.join("root") };
-    write(&[files], &[], NO_TIME, &archive)?;
+    write(&[files], &[], NO_TIME, context.join("layout"), &archive)?;
     workspace::progress(&format!("image: {NAME}:{}, archive: {}", env!("CARGO_PKG_VERSION"), archive.display()));
     Ok(())
 }
@@ -49,11 +49,12 @@ pub(crate) fn context(profile: Profile) -> Result<PathBuf> {
     Ok(context)
 }
 
-/// Writes an archive of the image, of which `annotations` tell more.
+/// Writes an archive of the image, of which `annotations` tell more, by way of a folder `draft`.
 pub(crate) fn write(
     platforms: &[Files<'_>],
     annotations: &[(&str, &str)],
     created: &str,
+    draft: PathBuf,
     archive: &Path,
 ) -> Result<()> {
     let image = Image {
@@ -65,7 +66,7 @@ pub(crate) fn write(
         annotations,
         compress: true,
     };
-    image.write(platforms, archive)
+    image.write(platforms, draft, archive)
 }
 
 /// Puts the image's files into `root`, and replaces what is there.

@@ -71,6 +71,9 @@ fn prepare(checks: &[Check]) -> Result<()> {
     if checks.contains(&Check::ClippyFuzz) {
         setup::cpp_compiler()?;
     }
+    if checks.contains(&Check::Alerts) {
+        setup::alerts();
+    }
     Ok(())
 }
 

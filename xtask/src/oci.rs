@@ -45,9 +45,10 @@ pub(crate) struct Files<'a> {
 }
 
 impl Image<'_> {
-    /// Writes an archive of the image for these platforms. It replaces a file of that name.
-    pub(crate) fn write(&self, platforms: &[Files<'_>], archive: &Path) -> Result<()> {
-        let layout = Layout::new(archive.with_extension("layout"))?;
+    /// Writes an archive of the image for these platforms. It replaces a file of that name. `draft` is a folder
+    /// for what becomes the archive; it is replaced too, and removed at the end.
+    pub(crate) fn write(&self, platforms: &[Files<'_>], draft: PathBuf, archive: &Path) -> Result<()> {
+        let layout = Layout::new(draft)?;
         let manifests = platforms.iter().map(|files| self.manifest(&layout, files)).collect::<Result<Vec<_>>>()?;
         let index = json!({
             "schemaVersion": 2, "mediaType": media_type("index.v1+json"), "manifests": manifests,
@@ -203,10 +204,15 @@ mod tests {
             annotations: &[("org.opencontainers.image.version", "1")],
             compress: true,
         };
-        let (archive, layout) = (folder.join("x.tar"), folder.join("out"));
-        image.write(&files, &archive).unwrap();
+        let (archive, draft, layout) = (folder.join("dist/x.tar"), folder.join("draft"), folder.join("out"));
+        fs::create_dir(folder.join("dist")).unwrap();
+        image.write(&files, draft.clone(), &archive).unwrap();
         let first = fs::read(&archive).unwrap();
-        image.write(&files, &archive).unwrap();
+        // As if tar had failed.
+        fs::create_dir_all(draft.join("blobs/sha256/old")).unwrap();
+        image.write(&files, draft.clone(), &archive).unwrap();
+        assert_eq!(fs::read_dir(folder.join("dist")).unwrap().count(), 1, "more than the archive");
+        assert!(!draft.exists());
         assert_eq!(fs::read(&archive).unwrap(), first, "the second archive differs");
 
         extract(&archive, &layout);

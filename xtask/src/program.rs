@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     setup::{self, Platform},
-    workspace,
+    toolchain, workspace,
 };
 
 /// A profile to compile the program with.
@@ -60,8 +60,20 @@ fn optimize(cargo: &mut Command, target: &Path) -> Result<()> {
         flags.push("=");
         flags.push(name);
     }
+    for (variable, _) in env::vars_os().filter(|(variable, _)| is_of_user(&variable.to_string_lossy())) {
+        cargo.env_remove(variable);
+    }
     cargo.arg("--release").env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo").env("CARGO_ENCODED_RUSTFLAGS", flags);
     Ok(())
+}
+
+/// Returns whether a variable changes how cargo and the C compilers optimize, so that the user's would change
+/// the bytes: profiles, incremental compilation, and `CFLAGS` with a target before or behind it.
+fn is_of_user(variable: &str) -> bool {
+    let mut parts = variable.split('_');
+    variable.starts_with("CARGO_PROFILE_RELEASE_")
+        || ["CARGO_INCREMENTAL", "CARGO_BUILD_INCREMENTAL", "CRATE_CC_NO_DEFAULTS"].contains(&variable)
+        || parts.any(|part| part == "CFLAGS")
 }
 
 /// The rustc that compiles the workspace.
@@ -95,16 +107,12 @@ impl Rustc {
 
     /// Returns the folders whose paths get into the program, each with what stands for it there. Without
     /// the component `rust-src` the paths of Rust's library stand for its commit already.
-    fn folders(&self, target: &Path) -> Result<[(PathBuf, String); 4]> {
+    fn folders(&self, target: &Path) -> Result<Vec<(PathBuf, String)>> {
         let library = format!("/rustc/{}", self.field("commit-hash")?);
-        let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-        let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo"))).context("no CARGO_HOME or HOME")?;
-        Ok([
-            (workspace::root(), "vipmux".to_owned()),
-            (target.to_path_buf(), "target".to_owned()),
-            (home, "cargo".to_owned()),
-            (self.sysroot.join("lib/rustlib/src/rust"), library),
-        ])
+        let mut folders = vec![(workspace::root(), "vipmux".to_owned()), (target.to_path_buf(), "target".to_owned())];
+        folders.extend(toolchain::cargo_folders().into_iter().map(|(folder, name)| (folder, name.to_owned())));
+        folders.push((self.sysroot.join("lib/rustlib/src/rust"), library));
+        Ok(folders)
     }
 }
 
@@ -117,4 +125,33 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         bail!("`{line}` failed ({})", output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::PLATFORMS;
+
+    #[test]
+    fn variables_that_change_how_code_is_optimized_are_the_users() {
+        let triple = PLATFORMS[0].triple;
+        let cflags = format!("CFLAGS_{}", triple.replace('-', "_"));
+        let profile = "CARGO_PROFILE_RELEASE_LTO";
+        for variable in [profile, "CFLAGS", "TARGET_CFLAGS", &cflags, "CARGO_INCREMENTAL"] {
+            assert!(is_of_user(variable), "{variable}");
+        }
+        for variable in ["CARGO_HOME", "CARGO_NET_OFFLINE", "CARGO_PROFILE_DEV_DEBUG", "PATH", "CC"] {
+            assert!(!is_of_user(variable), "{variable}");
+        }
+    }
+
+    #[test]
+    fn a_registry_is_named_by_no_host_and_is_replaced_after_the_folder_around_it() {
+        let folders = Rustc::of_workspace().unwrap().folders(Path::new("/target")).unwrap();
+        let home = folders.iter().position(|(_, name)| name == "cargo").unwrap();
+        let registries: Vec<_> = (0..folders.len()).filter(|index| folders[*index].1 == "cargo/registry").collect();
+        // The crates that these tests were built from.
+        assert!(!registries.is_empty(), "{folders:?}");
+        assert!(registries.iter().all(|index| *index > home), "{folders:?}");
+    }
 }

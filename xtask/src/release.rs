@@ -123,7 +123,7 @@ impl Release {
             ("org.opencontainers.image.licenses", "(MIT OR Apache-2.0) AND (MIT OR GPL-2.0-only)"),
         ];
         let archive = self.dist.join(format!("vipmux-{}-image.tar", self.source.version));
-        image::write(&files, &annotations, &self.source.time, &archive)
+        image::write(&files, &annotations, &self.source.time, self.work.join("layout"), &archive)
     }
 
     /// Writes the bill of materials, the changelog's section, and what the release was made with.

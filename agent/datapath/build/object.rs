@@ -67,8 +67,7 @@ pub(crate) fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
 fn folders(workspace: &Path, rustc: &Path) -> Result<Vec<(PathBuf, &'static str)>, String> {
     let absolute = |path: &Path| path.canonicalize().map_err(|error| format!("no {}: {error}", path.display()));
     let mut folders = vec![(absolute(workspace)?, "vipmux")];
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    folders.extend(home.or_else(|| env::home_dir().map(|home| home.join(".cargo"))).map(|home| (home, "cargo")));
+    folders.extend(toolchain::cargo_folders());
     folders.extend(toolchain::sysroot(rustc).map(|sysroot| (sysroot, "rust")));
     Ok(folders)
 }

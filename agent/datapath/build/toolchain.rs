@@ -11,7 +11,7 @@ pub(crate) mod cache;
 use std::{
     collections::BTreeSet,
     env,
-    fs::File,
+    fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -92,15 +92,29 @@ pub(crate) fn tools_folder() -> Option<PathBuf> {
 /// xtask setup`.
 fn linkers() -> Vec<PathBuf> {
     let on_path = env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
-    let cargo_home =
-        env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")));
     let mut seen = BTreeSet::new();
     on_path
-        .chain([cargo_home, tools_folder()].into_iter().flatten().map(|folder| folder.join("bin")))
+        .chain([cargo_home(), tools_folder()].into_iter().flatten().map(|folder| folder.join("bin")))
         .map(|folder| folder.join("bpf-linker"))
         .filter(|candidate| seen.insert(candidate.clone()) && candidate.is_file())
         .filter(|candidate| output(Command::new(candidate).arg("--version")).is_some())
         .collect()
+}
+
+/// Returns cargo's folder and those of its registries, each with what stands for it in a program. The name of
+/// a registry's folder has the host that served the crates, which may be a mirror. Of the folders that contain
+/// a path, rustc takes the last one.
+pub(crate) fn cargo_folders() -> Vec<(PathBuf, &'static str)> {
+    let Some(home) = cargo_home() else { return Vec::new() };
+    let entries = fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten();
+    let mut folders: Vec<_> = entries.map(|entry| (entry.path(), "cargo/registry")).collect();
+    folders.push((home, "cargo"));
+    folders.sort_unstable();
+    folders
+}
+
+fn cargo_home() -> Option<PathBuf> {
+    env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")))
 }
 
 fn llvm_of_rustc(rustc: &Path) -> Option<u32> {
@@ -164,13 +178,13 @@ mod tests {
     fn the_llvm_of_a_linker_is_known_by_the_library_it_loads() {
         let path = env::temp_dir().join(format!("vipmux-linker-{}", std::process::id()));
         let llvm_of = |content: &str| {
-            std::fs::write(&path, content).unwrap();
+            fs::write(&path, content).unwrap();
             llvm_of_linker(&path)
         };
         assert_eq!(llvm_of("\0libc.so.6\0libLLVM.so.22.1\0"), Some(22));
         assert_eq!(llvm_of("libLLVMCore\0libLLVM-19.so.1\0"), Some(19));
         assert_eq!(llvm_of("\0libc.so.6\0libLLVM"), None);
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         assert_eq!(llvm_of_linker(&path), None);
     }
 }

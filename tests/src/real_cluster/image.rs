@@ -47,7 +47,7 @@ impl<'a> Image<'a> {
             compress: false,
         };
         let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-        image.write(&[Files { architecture, root }], archive)
+        image.write(&[Files { architecture, root }], archive.with_extension("layout"), archive)
     }
 }
 

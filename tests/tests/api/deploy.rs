@@ -186,7 +186,7 @@ fn the_chart_is_installed_upgraded_and_taken_out_and_the_pools_stay() -> Result<
     await_kinds(&api)?;
     api.apply_all(std::slice::from_ref(&pool))?;
     api.kubectl(&["label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged"])?;
-    let upgrade = ["upgrade", "any", &chart, "--namespace", SYSTEM, "--reuse-values"];
+    let upgrade = ["upgrade", "any", &chart, "--namespace", SYSTEM, "--reset-then-reuse-values"];
     let notes = api.helm(&[&upgrade[..], &["--set", "allocator.enabled=false"]].concat())?;
     assert!(notes.contains("create secret generic vipmux-gossip") && !notes.contains("label namespace"), "{notes}");
     let deployment = json!({
@@ -307,6 +307,8 @@ fn values_that_make_no_sense_are_refused_by_name() -> Result<()> {
         (json!({"agent": {"env": [{"name": "VIPMUX_NODE_NAME", "value": "n"}]}}), "/agent/env/0/name"),
         (json!({"agent": {"resources": {"limit": {}}}}), "limit"),
         (json!({"allocator": {"replicas": 0}}), "/allocator/replicas"),
+        (json!({"agent": {"podLabels": {"app.kubernetes.io/component": "x"}}}), "/agent/podLabels"),
+        (json!({"allocator": {"podAnnotations": {"checksum/config": "x"}}}), "/allocator/podAnnotations"),
         // YAML's `off` without quotes.
         (json!({"config": {"httpListen": false}}), "/config/httpListen"),
         (json!({"config": {"nodeName": "n"}}), "/config/nodeName"),

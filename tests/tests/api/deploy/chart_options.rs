@@ -1,12 +1,15 @@
 //! Tests the chart's options beyond the objects that kustomize makes too.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, os::unix::fs::symlink};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use vipmux_tests::api_server::{self, ApiServer, SYSTEM};
+use vipmux_tests::{
+    api_server::{self, ApiServer, SYSTEM},
+    cleanup::Folder,
+};
 
-use super::{Objects, accept, charted, objects, path};
+use super::{KUBERNETES, Objects, accept, charted, objects, path};
 
 /// The operator's kinds, with the part of its schemas that the chart uses. A misspelled field is refused.
 const OPERATOR: &str = r"
@@ -131,6 +134,11 @@ fn the_options_of_pods_get_into_their_templates() -> Result<()> {
     // An uninstallation has its own strategies.
     values["agent"]["unload"] = json!(true);
     let made = objects(&charted(&api, &values)?)?;
+    for container in ["initContainers", "containers"] {
+        let pod = &object(&made, "DaemonSet", "vipmux-agent")?["spec"]["template"]["spec"];
+        let mounted = pod[container][0]["volumeMounts"].as_array().context("no mounts")?;
+        assert!(mounted.contains(&mounts[0]), "{container}: {mounted:?}");
+    }
     let strategy = &object(&made, "DaemonSet", "vipmux-agent")?["spec"]["updateStrategy"];
     assert_eq!(strategy["rollingUpdate"]["maxUnavailable"], "100%");
     let strategy = &object(&made, "Deployment", "vipmux-allocator")?["spec"]["strategy"];
@@ -181,18 +189,42 @@ fn an_override_renames_every_object_except_the_kinds() -> Result<()> {
     Ok(())
 }
 
+/// A change of the names would replace all agents at once.
+#[test]
+fn an_alias_in_a_parent_chart_renames_nothing() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    let parent = Folder::temporary("parent")?;
+    let version = env!("CARGO_PKG_VERSION");
+    let chart = json!({
+        "apiVersion": "v2", "name": "parent", "version": "1.0.0",
+        "dependencies": [{"name": "vipmux", "version": version, "alias": "edge"}],
+    });
+    fs::write(parent.path().join("Chart.yaml"), chart.to_string())?;
+    fs::create_dir(parent.path().join("charts"))?;
+    symlink(fs::canonicalize(path("helm/vipmux"))?, parent.path().join("charts/vipmux"))?;
+    let of = parent.path().to_str().context("the temporary folder's name is no text")?;
+    let made = api.helm(&["template", "any", of, "--namespace", SYSTEM, "--kube-version", KUBERNETES])?;
+    let names = |yaml: &str| Ok::<_, anyhow::Error>(objects(yaml)?.into_keys().collect::<BTreeSet<_>>());
+    assert_eq!(names(&made)?, names(&charted(&api, &json!({}))?)?);
+    Ok(())
+}
+
 #[test]
 fn monitoring_objects_select_the_pods_and_have_the_alerts() -> Result<()> {
     let Some(api) = prepared()? else { return Ok(()) };
+    // Prometheus may select by a label that the chart sets too.
+    let labels = json!({"release": "prometheus", "app.kubernetes.io/name": "prometheus"});
     let values = json!({
         "podMonitor": {"enabled": true, "interval": "1m", "labels": {"release": "prometheus"}},
-        "prometheusRule": {"enabled": true, "labels": {"release": "prometheus"}, "disabled": ["AgentsMissing"]},
+        "prometheusRule": {"enabled": true, "labels": labels, "disabled": ["AgentsMissing"]},
     });
     let made = charted(&api, &values)?;
     accept(&api, &made)?;
     let made = objects(&made)?;
     let monitor = object(&made, "PodMonitor", "vipmux")?;
-    assert_eq!(monitor["metadata"]["labels"]["release"], "prometheus");
+    let own = json!({"release": "prometheus", "app.kubernetes.io/name": "vipmux"});
+    assert_eq!(monitor["metadata"]["labels"], own);
+    assert_eq!(object(&made, "PrometheusRule", "vipmux")?["metadata"]["labels"], labels);
     let selected = monitor["spec"]["selector"]["matchLabels"].as_object().context("no labels")?;
     for (kind, name) in [("DaemonSet", "vipmux-agent"), ("Deployment", "vipmux-allocator")] {
         let template = &object(&made, kind, name)?["spec"]["template"];
@@ -215,6 +247,35 @@ fn monitoring_objects_select_the_pods_and_have_the_alerts() -> Result<()> {
         let text = format!("{:#}", charted(&api, &values).err().with_context(|| format!("{values} is taken"))?);
         assert!(text.contains(error), "{text}");
     }
+    Ok(())
+}
+
+/// The API server fills in what a strategy lacks. Helm removes only what it wrote itself.
+#[test]
+fn an_upgrade_changes_the_strategies_of_a_release_and_changes_them_back() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    let chart = path("helm/vipmux");
+    api.helm(&["install", "any", &chart, "--namespace", SYSTEM, "--create-namespace"])?;
+    let upgrade = ["upgrade", "any", &chart, "--namespace", SYSTEM, "--reset-then-reuse-values"];
+    let strategy = |kind: &str, name: &str, field: &str| -> Result<Value> {
+        let named = json!({"apiVersion": "apps/v1", "kind": kind, "metadata": {"namespace": SYSTEM, "name": name}});
+        Ok(api.get(&named)?.with_context(|| format!("no {kind}"))?["spec"][field].clone())
+    };
+    let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}});
+    let unloading = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}});
+    let of_allocator = |expected: &Value, values: &str| -> Result<()> {
+        api.helm(&[&upgrade[..], &["--set", values]].concat()).with_context(|| values.to_owned())?;
+        assert_eq!(strategy("Deployment", "vipmux-allocator", "strategy")?, *expected, "{values}");
+        Ok(())
+    };
+    assert_eq!(strategy("Deployment", "vipmux-allocator", "strategy")?, rolling);
+    of_allocator(&json!({"type": "Recreate"}), "allocator.updateStrategy=Recreate,agent.updateStrategy=OnDelete")?;
+    assert_eq!(strategy("DaemonSet", "vipmux-agent", "updateStrategy")?["type"], "OnDelete");
+    of_allocator(&unloading, "agent.unload=true")?;
+    of_allocator(&json!({"type": "Recreate"}), "agent.unload=false")?;
+    of_allocator(&rolling, "allocator.updateStrategy=RollingUpdate,agent.updateStrategy=RollingUpdate")?;
+    let agents = strategy("DaemonSet", "vipmux-agent", "updateStrategy")?;
+    assert_eq!((&agents["type"], &agents["rollingUpdate"]["maxUnavailable"]), (&json!("RollingUpdate"), &json!(1)));
     Ok(())
 }
 
