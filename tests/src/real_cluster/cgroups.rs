@@ -3,9 +3,7 @@
 
 use std::{
     fs,
-    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context as _, Result};
@@ -13,6 +11,8 @@ use anyhow::{Context as _, Result};
 use crate::cleanup::{self, Guard, Leftover};
 
 const ROOT: &str = "/sys/fs/cgroup";
+/// The controllers that the kubelet and runc need in the unified hierarchy.
+const NEEDED: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 
 /// One cgroup for each hierarchy, removed on drop.
 #[derive(Debug)]
@@ -30,7 +30,10 @@ impl Cgroups {
         let (mut folders, mut guards) = (Vec::new(), Vec::new());
         for (controllers, path) in own.lines().filter_map(parse) {
             let folder = match (unified, controllers) {
-                (true, "") => Path::new(ROOT).to_owned(),
+                (true, "") => {
+                    share_controllers(Path::new(ROOT))?;
+                    Path::new(ROOT).to_owned()
+                }
                 (false, controllers) if !controllers.is_empty() => {
                     Path::new(ROOT).join(controllers.trim_start_matches("name=")).join(path.trim_start_matches('/'))
                 }
@@ -68,14 +71,30 @@ impl Cgroups {
         names.map(|names| names.join("\n") + "\n")
     }
 
-    /// Makes a command start in these cgroups.
-    pub(super) fn enter(&self, command: &mut Command) {
-        let files: Vec<PathBuf> = self.folders.iter().map(|(_, folder)| folder.join("cgroup.procs")).collect();
-        let enter = move || files.iter().try_for_each(|file| fs::write(file, "0"));
-        // SAFETY: between fork and exec, `enter` allocates the path of a file for each open. No other thread of
-        // this process holds glibc's allocator locks then, since fork takes them.
-        unsafe { command.pre_exec(enter) };
+    /// Returns the files by which a process enters the cgroups when it writes `0`, one on a line.
+    pub(super) fn files(&self) -> String {
+        let files: Vec<_> =
+            self.folders.iter().map(|(_, folder)| folder.join("cgroup.procs").display().to_string()).collect();
+        files.join("\n") + "\n"
     }
+}
+
+/// Makes the children of a group of the unified hierarchy have all controllers that a node needs. They stay
+/// shared: others may use them by then.
+fn share_controllers(folder: &Path) -> Result<()> {
+    let file = folder.join("cgroup.subtree_control");
+    let shared = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    for controller in missing(&shared) {
+        fs::write(&file, format!("+{controller}")).with_context(|| {
+            format!("cannot share the controller {controller} of {} with nodes (cgroups(7))", folder.display())
+        })?;
+    }
+    Ok(())
+}
+
+/// Returns the needed controllers that the content of `cgroup.subtree_control` lacks.
+fn missing(shared: &str) -> impl Iterator<Item = &'static str> {
+    NEEDED.into_iter().filter(move |needed| !shared.split_whitespace().any(|controller| controller == *needed))
 }
 
 /// Returns controllers and path of a line of `/proc/PID/cgroup`.
@@ -94,5 +113,12 @@ mod tests {
         assert_eq!(parse("9:name=systemd:/"), Some(("name=systemd", "/")));
         assert_eq!(parse("0::/user.slice"), Some(("", "/user.slice")));
         assert_eq!(parse("x"), None);
+    }
+
+    #[test]
+    fn controllers_that_are_not_shared_are_missing() {
+        assert_eq!(missing("").collect::<Vec<_>>(), NEEDED);
+        assert_eq!(missing("cpuset cpu io memory pids\n").count(), 0);
+        assert_eq!(missing("memory pids\n").collect::<Vec<_>>(), ["cpu", "cpuset"]);
     }
 }

@@ -65,6 +65,7 @@ impl RealNode {
             fs::create_dir_all(at.join(place)).with_context(|| format!("cannot make {place}"))?;
         }
         let cgroups = Cgroups::make(&node.name)?;
+        write(&at.join("cgroups"), &cgroups.files())?;
         if let Some(controllers) = cgroups.controllers() {
             write(&at.join("controllers"), &controllers)?;
         }
@@ -77,13 +78,12 @@ impl RealNode {
             node.namespace().sysctl(&format!("net/bridge/bridge-nf-call-{family}"), "1")?;
         }
         let mut command = node.namespace().command("unshare")?;
-        command.args(["--mount", "--uts", "--ipc", "--pid", "--cgroup", "--fork", "--kill-child"]);
+        command.args(["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]);
         command.args(["--propagation", "private", "sh"]).arg(at.join("node.sh")).arg(&node.name).arg(at);
         command.arg(cluster_programs::find("kubelet")?).arg("--config").arg(at.join("kubelet.json"));
         command.arg("--kubeconfig").arg(api.kubeconfig(&format!("system:node:{}", node.name))?);
         command.args(["--hostname-override", &node.name, "--root-dir", "/var/lib/kubelet"]);
         command.args(["--node-ip", &node.families().list(&node.address, &node.address_v6)]);
-        cgroups.enter(&mut command);
         let process = Process::spawn(&node.name, command)?;
         process.wait_for_line("the node's first process", START, |line| line == "ready")?;
         let proxy = KubeProxy::start(node, api, how.mode)?;

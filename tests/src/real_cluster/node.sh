@@ -2,6 +2,15 @@
 # The first process of a node: makes what a machine has of its own, then starts containerd and the kubelet.
 # Arguments: the node's name, its folder, and the kubelet's program and options.
 set -eu
+
+# The cgroups at the start of a namespace are its roots. `unshare`, which started this process and waits for it,
+# stays outside: it could not be moved from within.
+if [ -z "${in_cgroups:-}" ]; then
+    while read -r file; do echo 0 >"$file"; done <"$2/cgroups"
+    export in_cgroups=yes
+    exec unshare --cgroup sh "$0" "$@"
+fi
+unset in_cgroups
 name=$1 folder=$2
 shift 2
 
@@ -25,9 +34,9 @@ else
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
     # A group with processes cannot share controllers out (cgroups(7), "no internal processes").
     mkdir /sys/fs/cgroup/init
-    while read -r process; do echo "$process" >/sys/fs/cgroup/init/cgroup.procs; done </sys/fs/cgroup/cgroup.procs
+    echo 0 >/sys/fs/cgroup/init/cgroup.procs
     for controller in $(cat /sys/fs/cgroup/cgroup.controllers); do
-        echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control || true
+        echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
     done
 fi
 
