@@ -42,7 +42,7 @@ use crate::{
     cluster_programs, guide,
     ip_families::IpFamilies,
     kube_proxy::Mode,
-    lan::{Lan, Options},
+    lan::{self, Lan, Options},
     netns::Namespace,
     process::{self, Process},
     router::Router,
@@ -60,6 +60,10 @@ const COREDNS: &str = include_str!("real_cluster/coredns.yaml");
 const ECHO: &str = include_str!("real_cluster/echo.yaml");
 /// The port of the Service `shop/echo`, for TCP and UDP.
 const ECHO_PORT: u16 = 9000;
+/// The machines' own addresses have the lengths of the LAN's prefixes.
+const FORGET: &str = "ip -oneline address show dev eth0 scope global | while read -r _ _ _ address _; do
+    case $address in */32|*/128) ip address del $address dev eth0 ;; esac
+done";
 /// The number of ARP requests that only one node must answer, and the time for answers to each.
 const STEADY: usize = 10;
 const ANSWER: Duration = Duration::from_millis(500);
@@ -234,7 +238,7 @@ impl RealCluster {
     pub fn cut_power(&mut self, node: &str) -> Result<()> {
         self.lan.unplug(node)?;
         self.nodes.retain(|real| real.name != node);
-        Ok(())
+        forget_addresses(self.lan.node(node)?)
     }
 
     /// Starts such a node again.
@@ -259,6 +263,14 @@ impl RealCluster {
             self.api.kubectl(&["wait", "--for=condition=Ready", "node", "--all", WAIT]).map(drop)
         })
     }
+}
+
+/// Removes what a machine's kernel would not have after a power cut, and its namespace still has: addresses
+/// that a program put on eth0 for a Service.
+fn forget_addresses(node: &lan::Node) -> Result<()> {
+    let mut shell = node.namespace().command("sh")?;
+    shell.args(["-c", FORGET]);
+    process::run(shell).map(drop)
 }
 
 /// Returns the address of the cluster's DNS.

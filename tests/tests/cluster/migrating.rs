@@ -128,8 +128,11 @@ impl Migration {
 /// Returns a Service that names [`SHARED`] as its address, as the system wants it.
 fn sharing(system: System, name: &str, port: u16) -> Value {
     let mut annotations = json!({ system.address_annotation(): SHARED });
-    if system == System::MetalLb {
-        annotations["metallb.io/allow-shared-ip"] = "edge".into();
+    match system {
+        System::MetalLb => annotations["metallb.io/allow-shared-ip"] = "edge".into(),
+        // With a lease for each Service, two nodes would have the address.
+        System::KubeVip => annotations["kube-vip.io/leaseName"] = "edge".into(),
+        System::Vipmux => {}
     }
     json!({
         "apiVersion": "v1", "kind": "Service",
