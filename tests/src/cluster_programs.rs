@@ -30,3 +30,9 @@ pub fn find(program: &str) -> Result<PathBuf> {
     let found = programs::find(program, assets.as_deref(), cache::folder().as_deref());
     found.with_context(|| format!("there is no {program}: {REMEDY}"))
 }
+
+/// Returns the version of a program's module, such as `v1.37.1`.
+pub fn version(program: &str) -> Option<&'static str> {
+    let has = |module: &&programs::Module| module.programs.iter().any(|built| built.name == program);
+    programs::MODULES.iter().find(has).map(|module| module.version)
+}

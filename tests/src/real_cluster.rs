@@ -17,27 +17,32 @@ mod cni;
 pub mod conformance;
 mod image;
 mod node;
+mod system;
 
 use std::{
-    env, fs,
+    collections::BTreeSet,
+    env,
+    ffi::{OsStr, OsString},
+    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::json;
 
 use self::image::Image;
-pub use self::{cni::Cni, node::RealNode};
+pub use self::{cni::Cni, node::RealNode, system::System};
 use crate::{
     api_server::{ADMIN, ApiServer, SYSTEM},
+    arp,
     cleanup::Folder,
     cluster_programs, guide,
     ip_families::IpFamilies,
     kube_proxy::Mode,
-    lan::{Lan, Options},
+    lan::{self, Lan, Options},
     netns::Namespace,
     process::{self, Process},
     router::Router,
@@ -55,6 +60,13 @@ const COREDNS: &str = include_str!("real_cluster/coredns.yaml");
 const ECHO: &str = include_str!("real_cluster/echo.yaml");
 /// The port of the Service `shop/echo`, for TCP and UDP.
 const ECHO_PORT: u16 = 9000;
+/// The machines' own addresses have the lengths of the LAN's prefixes.
+const FORGET: &str = "ip -oneline address show dev eth0 scope global | while read -r _ _ _ address _; do
+    case $address in */32|*/128) ip address del $address dev eth0 ;; esac
+done";
+/// The number of ARP requests that only one node must answer, and the time for answers to each.
+const STEADY: usize = 10;
+const ANSWER: Duration = Duration::from_millis(500);
 /// The number of answers to each kind of requests before and after what clients observe.
 const ANSWERS: usize = 50;
 
@@ -73,6 +85,8 @@ pub struct Plan {
     pub families: IpFamilies,
     /// The files of vipmux's image, as `cargo xtask image` makes them; `None`: the nodes do not have it.
     pub vipmux: Option<PathBuf>,
+    /// The other load balancers whose images the nodes have.
+    pub others: Vec<System>,
     /// Whether the nodes have the images that Kubernetes' own tests want.
     pub conformance: bool,
 }
@@ -132,11 +146,12 @@ impl RealCluster {
         self.api.kubeconfig(ADMIN)
     }
 
-    /// Runs a line of shell in the repository's folder, with kubectl and helm as the administrator, and
-    /// returns its stdout.
+    /// Runs a line of shell in the repository's folder, with kubectl, helm and vipmux as the administrator,
+    /// and returns its stdout. The machine is on the LAN, and no node.
     pub fn as_admin(&self, line: &str) -> Result<String> {
         let mut shell = self.api.machine().namespace.command("sh")?;
-        shell.env("PATH", cluster_programs::search_path()?).env("KUBECONFIG", self.kubeconfig()?);
+        shell.env("PATH", self.with_vipmux(&cluster_programs::search_path()?)?);
+        shell.env("KUBECONFIG", self.kubeconfig()?);
         in_shell(shell, line)
     }
 
@@ -154,10 +169,14 @@ impl RealCluster {
     pub fn as_root_on(&self, node: &str, line: &str) -> Result<String> {
         let node = self.nodes.iter().find(|real| real.name == node).with_context(|| format!("no node {node}"))?;
         let mut shell = node.command("sh")?;
-        let folders = env::var_os("PATH").unwrap_or_default();
-        let vipmux = self.plan.vipmux.iter().map(|root| root.join("usr/bin"));
-        shell.env("PATH", env::join_paths(vipmux.chain(env::split_paths(&folders)))?);
+        shell.env("PATH", self.with_vipmux(&env::var_os("PATH").unwrap_or_default())?);
         in_shell(shell, line)
+    }
+
+    /// Returns a value of `PATH` with the folder of vipmux before these ones.
+    fn with_vipmux(&self, folders: &OsStr) -> Result<OsString> {
+        let vipmux = self.plan.vipmux.iter().map(|root| root.join("usr/bin"));
+        Ok(env::join_paths(vipmux.chain(env::split_paths(folders)))?)
     }
 
     /// Adds a Service to observe, in the namespace `shop`, which exists.
@@ -189,6 +208,23 @@ impl RealCluster {
         })
     }
 
+    /// Returns the node that answers ARP requests for an address, as soon as one node has been the only one
+    /// for a while. It does not matter which load balancer serves the cluster.
+    pub fn announcer(&self, vip: Ipv4Addr) -> Result<String> {
+        let client = self.lan.client()?;
+        wait::until(&format!("one node that answers for {vip}"), PATIENCE, || {
+            let mut macs = BTreeSet::new();
+            for _ in 0..STEADY {
+                let answers = arp::answers(client.namespace(), client.address, vip, ANSWER)?;
+                ensure!(!answers.is_empty(), "nobody answers");
+                macs.extend(answers);
+            }
+            let names: Vec<_> = macs.iter().map(|mac| self.lan.node_of(*mac).map(|node| node.name.clone())).collect();
+            let [Some(name)] = &names[..] else { bail!("{macs:?} answer") };
+            Ok(name.clone())
+        })
+    }
+
     /// Observes that Service at an address while something happens. The LAN has enough clients.
     pub fn observe(&mut self, vip: Ipv4Addr, event: impl FnOnce(&mut Self) -> Result<()>) -> Result<View> {
         let mut watch = Watch::start(&self.lan, vip, ECHO_PORT, ECHO_PORT)?;
@@ -202,7 +238,7 @@ impl RealCluster {
     pub fn cut_power(&mut self, node: &str) -> Result<()> {
         self.lan.unplug(node)?;
         self.nodes.retain(|real| real.name != node);
-        Ok(())
+        forget_addresses(self.lan.node(node)?)
     }
 
     /// Starts such a node again.
@@ -227,6 +263,14 @@ impl RealCluster {
             self.api.kubectl(&["wait", "--for=condition=Ready", "node", "--all", WAIT]).map(drop)
         })
     }
+}
+
+/// Removes what a machine's kernel would not have after a power cut, and its namespace still has: addresses
+/// that a program put on eth0 for a Service.
+fn forget_addresses(node: &lan::Node) -> Result<()> {
+    let mut shell = node.namespace().command("sh")?;
+    shell.args(["-c", FORGET]);
+    process::run(shell).map(drop)
 }
 
 /// Returns the address of the cluster's DNS.
@@ -260,6 +304,14 @@ fn make_images(folder: &Path, plan: &Plan) -> Result<Vec<PathBuf>> {
     if let Some(vipmux) = &plan.vipmux {
         ensure!(vipmux.join("usr/bin/vipmux").is_file(), "{} has no /usr/bin/vipmux", vipmux.display());
         images.push((Image::named(VIPMUX, &["/usr/bin/vipmux"])?, vipmux.clone()));
+    }
+    for system in &plan.others {
+        for made in system.images() {
+            let root = folder.join(made.program);
+            let place = made.entrypoint[0].trim_start_matches('/');
+            image::install(&root, &[(&cluster_programs::find(made.program)?, place)])?;
+            images.push((Image::named(&made.reference()?, &made.entrypoint)?, root));
+        }
     }
     if plan.conformance {
         let root = folder.join("conformance");

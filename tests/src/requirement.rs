@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, bail};
 use nix::unistd::geteuid;
 
 use crate::{
-    cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, pod_network::PodNetwork, sctp,
+    cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, pod_network::PodNetwork,
+    real_cluster::System, sctp,
 };
 
 /// Returns whether the test may make network namespaces and load BPF programs. If not, that is an
@@ -49,6 +50,14 @@ pub fn api_server() -> Result<bool> {
     match ["etcd", "kube-apiserver"].into_iter().try_for_each(|program| cluster_programs::find(program).map(drop)) {
         Ok(()) => Ok(true),
         Err(error) => missing(&format!("{error:#}")),
+    }
+}
+
+/// Returns whether this load balancer can run in a real cluster. If not, that is an error with `CI=true`.
+pub fn system(system: System) -> Result<bool> {
+    match system.programs().try_for_each(|program| cluster_programs::find(program).map(drop)) {
+        Ok(()) => Ok(true),
+        Err(error) => missing(&format!("{error:#}; `cargo xtask cluster test migrating` builds it, too")),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask cluster`: builds what a cluster needs, and runs the command or the tests.
 
-use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
+use std::{ffi::OsString, iter, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
@@ -11,19 +11,24 @@ use crate::{
     workspace,
 };
 
+/// The tests that start other load balancers: they run only if they are named.
+const MIGRATION: &str = "migrating";
+
 /// Builds the cluster's program, and vipmux's image for a new cluster, then executes it.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
     prepare(options)?;
     match action(options) {
-        Some("test") => test(&options.iter().skip_while(|word| *word != "test").skip(1).collect::<Vec<_>>()),
+        Some("test") => test(&tests(options)),
         action => execute(options, matches!(action, Some("up" | "conformance"))),
     }
 }
 
-/// `cargo xtask bench cluster`: measures vipmux in a cluster of its own.
+/// `cargo xtask bench cluster`: measures vipmux and other load balancers, each in a cluster of its own.
 pub(crate) fn bench(options: &[OsString]) -> Result<()> {
     prepare(options)?;
-    execute(&[&["bench".into()], options].concat(), true)
+    let mut systems = values(options, "--system").peekable();
+    let measures_vipmux = systems.peek().is_none() || systems.any(|system| system == "vipmux");
+    execute(&[&["bench".into()], options].concat(), measures_vipmux)
 }
 
 fn prepare(options: &[OsString]) -> Result<()> {
@@ -31,8 +36,23 @@ fn prepare(options: &[OsString]) -> Result<()> {
     let mut more = Vec::new();
     let action = action(options);
     more.extend((action == Some("conformance")).then_some(Need::Conformance));
-    more.extend((action == Some("test") || value(options, "--cni") == Some("flannel")).then_some(Need::Flannel));
+    let of_network = values(options, "--cni").any(|cni| cni == "flannel");
+    more.extend((action == Some("test") || of_network).then_some(Need::Flannel));
+    let migrates = action == Some("test") && names_migration(&tests(options));
+    let measures = |system: &str| values(options, "--system").any(|named| named == system);
+    more.extend((migrates || measures("metallb")).then_some(Need::MetalLb));
+    more.extend((migrates || measures("kube-vip")).then_some(Need::KubeVip));
     setup::cluster(&more)
+}
+
+/// Returns the words behind `test`: names of tests, and options of cargo's test programs.
+fn tests(options: &[OsString]) -> Vec<&OsString> {
+    options.iter().skip_while(|word| *word != "test").skip(1).collect()
+}
+
+/// Returns whether the tests that start other load balancers are asked for by their names.
+fn names_migration(tests: &[&OsString]) -> bool {
+    tests.iter().any(|word| word.to_str().is_some_and(|word| word.starts_with(MIGRATION)))
 }
 
 /// Returns the action: the first word that is no option, and no value of `--name`.
@@ -48,17 +68,18 @@ fn action(options: &[OsString]) -> Option<&str> {
     None
 }
 
-/// Returns the value of an option.
-fn value<'a>(options: &'a [OsString], name: &str) -> Option<&'a str> {
+/// Returns the values of an option.
+fn values<'a>(options: &'a [OsString], name: &'a str) -> impl Iterator<Item = &'a str> {
     let mut words = options.iter().filter_map(|word| word.to_str());
-    while let Some(word) = words.next() {
-        match word.strip_prefix(name) {
-            Some("") => return words.next(),
-            Some(rest) if rest.starts_with('=') => return Some(&rest[1..]),
-            _ => {}
+    iter::from_fn(move || {
+        loop {
+            match words.next()?.strip_prefix(name) {
+                Some("") => return words.next(),
+                Some(rest) if rest.starts_with('=') => return Some(&rest[1..]),
+                _ => {}
+            }
         }
-    }
-    None
+    })
 }
 
 fn execute(options: &[OsString], needs_image: bool) -> Result<()> {
@@ -79,6 +100,9 @@ fn test(options: &[&OsString]) -> Result<()> {
     let image = image::context(Profile::Release)?;
     let mut tests = workspace::cargo(["test", "-p", "vipmux-tests", "--test", "cluster"]);
     tests.args(workspace::locked()).args(["--", "--test-threads=1", "--nocapture"]).args(options);
+    if !names_migration(options) {
+        tests.args(["--skip", MIGRATION]);
+    }
     workspace::run(tests.env("VIPMUX_IMAGE_ROOT", image.join("root")))
 }
 
@@ -101,7 +125,22 @@ mod tests {
             ("up --cni=bridge --nodes 3", Some("up"), Some("bridge")),
         ] {
             let words = words(line);
-            assert_eq!((action(&words), value(&words, "--cni")), (expected, cni), "{line}");
+            assert_eq!((action(&words), values(&words, "--cni").next()), (expected, cni), "{line}");
+        }
+        let words = words("--system vipmux --runs 3 --system=metallb");
+        assert_eq!(values(&words, "--system").collect::<Vec<_>>(), ["vipmux", "metallb"]);
+    }
+
+    #[test]
+    fn migration_is_tested_only_if_it_is_named() {
+        for (line, expected) in [
+            ("test", false),
+            ("test guides::", false),
+            ("test migrating", true),
+            ("--name migrating test", false),
+            ("test --exact migrating::from_metallb", true),
+        ] {
+            assert_eq!(names_migration(&tests(&words(line))), expected, "{line}");
         }
     }
 }

@@ -225,14 +225,27 @@ async fn check(
     args: &CheckArgs,
     assess: impl AsyncFn(&CheckArgs) -> Result<Vec<Finding>, MigrateError>,
 ) -> Result<ExitCode, MigrateError> {
+    let checked = repeat(args.wait, PAUSE, async || assess(args).await).await?;
+    output::print(&checked, args.common.format())?;
+    Ok(if checked.passes() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
+}
+
+/// Checks until all checks pass, or for so long. A cluster that cannot be read for the moment is read again.
+async fn repeat(
+    wait: Duration,
+    pause: Duration,
+    assess: impl AsyncFn() -> Result<Vec<Finding>, MigrateError>,
+) -> Result<Checked, MigrateError> {
     let begun = Instant::now();
     loop {
-        let checked = Checked::new(assess(args).await?);
-        if checked.passes() || begun.elapsed() >= args.wait {
-            output::print(&checked, args.common.format())?;
-            return Ok(if checked.passes() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) });
+        let is_over = begun.elapsed() >= wait;
+        match assess().await.map(Checked::new) {
+            Ok(checked) if checked.passes() || is_over => return Ok(checked),
+            Err(MigrateError::Live(error)) if error.is_temporary() && !is_over => {}
+            Err(error) => return Err(error),
+            Ok(_) => {}
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -252,4 +265,43 @@ async fn is_migrated(args: &CheckArgs) -> Result<Vec<Finding>, MigrateError> {
     let cluster = args.common.cluster().await?;
     let lan = lan::ask(&before.addresses(), args.interface.as_deref()).await?;
     Ok(verify::assess(&before, &cluster, &lan, &args.common.shown()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn refused(code: u16) -> MigrateError {
+        let status = kube::core::Status::failure("storage is (re)initializing", "TooManyRequests").with_code(code);
+        let source = Box::new(kube::Error::Api(status.boxed()));
+        LiveError::List { kind: "VipPolicy".to_owned(), source }.into()
+    }
+
+    /// Returns the outcome and the number of attempts, of which the first ones fail.
+    async fn attempts(wait: Duration, refusals: u32, code: u16) -> (Result<Checked, MigrateError>, u32) {
+        let count = Cell::new(0);
+        let outcome = repeat(wait, Duration::ZERO, async || {
+            count.set(count.get() + 1);
+            if count.get() <= refusals { Err(refused(code)) } else { Ok(vec![Finding::pass("lan", "silent")]) }
+        });
+        (outcome.await, count.get())
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_cannot_be_read_for_the_moment_is_read_again() {
+        let (outcome, count) = attempts(Duration::MAX, 2, 429).await;
+        assert!(outcome.is_ok_and(|checked| checked.passes()));
+        assert_eq!(count, 3);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_an_error_without_time_to_wait_or_if_it_is_no_temporary_one() {
+        for (wait, code) in [(Duration::ZERO, 429), (Duration::MAX, 403)] {
+            let (outcome, count) = attempts(wait, 1, code).await;
+            assert!(matches!(outcome, Err(MigrateError::Live(_))), "{code}");
+            assert_eq!(count, 1, "{code}");
+        }
+    }
 }

@@ -81,6 +81,22 @@ pub enum LiveError {
     },
 }
 
+impl LiveError {
+    /// Whether the same request may succeed a little later: after kinds were added, the API server refuses
+    /// lists of them for a moment (429).
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Late { .. } => true,
+            Self::Access(_) => false,
+            Self::List { source, .. } => match source.as_ref() {
+                kube::Error::Api(status) => matches!(status.code, 429 | 500..),
+                kube::Error::HyperError(_) | kube::Error::Service(_) => true,
+                _ => false,
+            },
+        }
+    }
+}
+
 impl LiveCluster {
     /// Reads the cluster.
     pub async fn read(access: &ClusterAccess) -> Result<Self, LiveError> {

@@ -188,10 +188,7 @@ fn changes(cluster: &LiveCluster, converted: &Converted, snapshot: &Snapshot) ->
         let change = "the same addresses in its status, now owned by vipmux-allocator too; conditions vipmux.io/...";
         ObjectChange::new(format!("Service {}", record.id()), change)
     });
-    let webhooks = cluster
-        .webhooks
-        .iter()
-        .map(|webhook| ObjectChange::new(format!("{} {}", webhook.kind, webhook.configuration), obstacle(webhook)));
+    let webhooks = obstacles(&cluster.webhooks);
     let finalizers = cluster.services.iter().filter(|service| has_finalizer(service)).map(|service| {
         let change = format!("keeps the finalizer {FINALIZER}: see `vipmux migrate verify`");
         ObjectChange::new(format!("Service {}", id(service)), change)
@@ -249,13 +246,30 @@ impl ObjectChange {
     }
 }
 
-fn obstacle(webhook: &Webhook) -> String {
-    format!(
-        "refuses writes of {} while {} does not run; when the system is removed: {}",
-        webhook.resources.join(", "),
-        if webhook.service.is_empty() { "its program" } else { &webhook.service },
-        webhook.removal()
-    )
+/// Returns the webhooks that refuse writes, one for each configuration and program.
+fn obstacles(webhooks: &[Webhook]) -> Vec<ObjectChange> {
+    let mut grouped: Vec<(&Webhook, BTreeSet<&str>)> = Vec::new();
+    for webhook in webhooks {
+        let of_same = |(other, _): &&mut (&Webhook, BTreeSet<&str>)| {
+            (other.kind, &other.configuration, &other.service)
+                == (webhook.kind, &webhook.configuration, &webhook.service)
+        };
+        match grouped.iter_mut().find(of_same) {
+            Some((_, resources)) => resources.extend(&webhook.resources),
+            None => grouped.push((webhook, webhook.resources.iter().copied().collect())),
+        }
+    }
+    let change = |(webhook, resources): (&Webhook, BTreeSet<&str>)| {
+        let resources: Vec<_> = resources.into_iter().collect();
+        let change = format!(
+            "refuses writes of {} while {} does not run; when the system is removed: {}",
+            resources.join(", "),
+            if webhook.service.is_empty() { "its program" } else { &webhook.service },
+            webhook.removal()
+        );
+        ObjectChange::new(format!("{} {}", webhook.kind, webhook.configuration), change)
+    };
+    grouped.into_iter().map(change).collect()
 }
 
 /// Whether a cloud provider must release a Service before it can be deleted.
@@ -320,7 +334,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::migrate::fixture::service;
+    use crate::migrate::{fixture::service, webhooks::Backend};
     use vipmux_testing::object;
 
     fn cluster(services: &[Service]) -> LiveCluster {
@@ -361,6 +375,26 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("2 Services would lose or change addresses"), "{text}");
         assert!(text.contains("kubectl apply -f out/pools.yaml"), "{text}");
+    }
+
+    #[test]
+    fn the_webhooks_of_a_configuration_are_one_change() {
+        let webhook = |configuration: &str, resource| Webhook {
+            kind: "validatingwebhookconfiguration",
+            configuration: configuration.to_owned(),
+            service: "a/b".to_owned(),
+            resources: vec![resource],
+            blocks_vipmux: false,
+            backend: Backend::Ready,
+        };
+        let mut cluster = cluster(&[]);
+        cluster.webhooks =
+            vec![webhook("x", "l2advertisements"), webhook("x", "ipaddresspools"), webhook("y", "ipaddresspools")];
+        let found = plan(&cluster);
+        let changes: Vec<_> = found.changes.iter().filter(|change| change.object.contains("webhook")).collect();
+        let [first, _] = changes[..] else { panic!("{changes:?}") };
+        assert!(first.object.ends_with(" x"), "{first:?}");
+        assert!(first.change.starts_with("refuses writes of ipaddresspools, l2advertisements while a/b"), "{first:?}");
     }
 
     #[test]

@@ -77,6 +77,8 @@ impl Launch {
         command.args(["--authorization-mode", "Node,RBAC", "--service-account-issuer", access::ISSUER]);
         let key = self.path(access::KEY_FILE);
         command.arg("--service-account-signing-key-file").arg(&key).arg("--service-account-key-file").arg(&key);
+        // Its machine has no kube-proxy, and webhooks are reached by their Pods' addresses.
+        command.arg("--enable-aggregator-routing");
         command.args(["--allow-privileged", "--kubelet-preferred-address-types", "InternalIP"]);
         command.arg("--token-auth-file").arg(self.path(access::TOKENS_FILE));
         command.arg("--cert-dir").arg(self.path(access::CERTIFICATES));

@@ -26,7 +26,7 @@ use vipmux_tests::{
     ip_families::IpFamilies,
     kube_proxy::Mode,
     lan::MOST_NODES,
-    real_cluster::{Cni, Plan, RealCluster, bench, conformance},
+    real_cluster::{Cni, Plan, RealCluster, System, bench, conformance},
     watch::CLIENTS,
 };
 
@@ -81,12 +81,19 @@ enum Action {
         #[command(flatten)]
         network: Network,
     },
-    /// Measure vipmux in a cluster of its own
+    /// Measure load balancers, each in a cluster of its own
     #[command(hide = true)]
     Bench {
+        /// What is measured; several are measured one after the other
+        #[arg(long, value_enum, default_values = ["vipmux"])]
+        system: Vec<System>,
         /// Runs of each event, and new Services
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
         runs: u8,
+        /// Minutes for which the cluster is left alone before: kinds that are not installed are looked for less
+        /// often then (docs/cluster.md)
+        #[arg(long, default_value_t = 11)]
+        settle: u8,
         /// Minutes for which the cluster at rest is observed
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
         rest: u8,
@@ -150,8 +157,8 @@ fn main() -> ExitCode {
         Action::Status => status(&name),
         Action::Shell { on, command } => shell(&name, &on, &command),
         Action::Down => down(&name),
-        Action::Bench { runs, rest, up } => {
-            bench(up, &bench::Plan { runs, rest: Duration::from_secs(60 * u64::from(rest)) })
+        Action::Bench { system, runs, settle, rest, up } => {
+            bench(&system, &up, &bench::Plan { runs, settle: minutes(settle), rest: minutes(rest) })
         }
         Action::Conformance { focus, network } => conform(&name, &focus, network),
         Action::Test { .. } => Err(anyhow!("run the tests by `cargo xtask cluster test`")),
@@ -164,6 +171,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn minutes(count: u8) -> Duration {
+    Duration::from_mins(count.into())
 }
 
 /// A name is part of a file's.
@@ -245,7 +256,7 @@ fn show(log: &Path, from: u64) -> Result<u64> {
 fn serve(name: &str, up: Up) -> Result<()> {
     cleanup::prepare()?;
     cleanup::exit_with_on_interrupt(0);
-    let cluster = start(up, 1, false)?;
+    let cluster = start(&plan(up, 1))?;
     let file = path(name, "json");
     let draft = path(name, "draft");
     fs::write(&draft, serde_json::to_vec_pretty(&state(&cluster)?)?)?;
@@ -255,25 +266,32 @@ fn serve(name: &str, up: Up) -> Result<()> {
     }
 }
 
-fn start(up: Up, clients: u8, conformance: bool) -> Result<RealCluster> {
+fn plan(up: Up, clients: u8) -> Plan {
     let Up { nodes, ip_family: families, network: Network { kube_proxy: mode, cni, image: vipmux } } = up;
-    let plan = Plan { nodes, clients, mode, cni, families, vipmux, conformance };
-    RealCluster::start(&plan, &mut |step| eprintln!("==> {step}"))
+    Plan { nodes, clients, mode, cni, families, vipmux, others: Vec::new(), conformance: false }
 }
 
-fn bench(up: Up, plan: &bench::Plan) -> Result<()> {
+fn start(plan: &Plan) -> Result<RealCluster> {
+    RealCluster::start(plan, &mut |step| eprintln!("==> {step}"))
+}
+
+fn bench(systems: &[System], up: &Up, how: &bench::Plan) -> Result<()> {
     cleanup::prepare()?;
     cleanup::exit_with_on_interrupt(130);
     ensure!(up.nodes >= 3, "a drained node and a backend elsewhere take three nodes");
-    let mut cluster = start(up, CLIENTS, false)?;
-    bench::run(&mut cluster, plan, &mut |line| println!("{line}"))
+    for system in systems {
+        let mut cluster = start(&Plan { others: vec![*system], ..plan(up.clone(), CLIENTS) })?;
+        bench::run(*system, &mut cluster, how, &mut |line| println!("{line}"))?;
+    }
+    Ok(())
 }
 
 fn conform(name: &str, focus: &str, network: Network) -> Result<()> {
     cleanup::prepare()?;
     cleanup::exit_with_on_interrupt(130);
     // On nodes with both families the tests look for both, and their Services have one.
-    let cluster = start(Up { nodes: CONFORMANCE_NODES, ip_family: IpFamilies::Ipv4, network }, 1, true)?;
+    let up = Up { nodes: CONFORMANCE_NODES, ip_family: IpFamilies::Ipv4, network };
+    let cluster = start(&Plan { conformance: true, ..plan(up, 1) })?;
     let logs = conformance::logs(name);
     ensure!(conformance::run(&cluster, focus, &logs, &mut |line| println!("{line}"))?, "tests failed");
     Ok(())

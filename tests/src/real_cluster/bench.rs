@@ -1,5 +1,5 @@
-//! Measures vipmux in a real cluster: what clients notice of failures, how long a new Service takes, and
-//! what agents and allocator cost at rest.
+//! Measures a load balancer in a real cluster: what clients notice of failures, how long a new Service takes,
+//! and what its processes cost at rest.
 
 use std::{
     collections::BTreeMap,
@@ -11,24 +11,25 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use super::{PATIENCE, RealCluster};
-use crate::{api_server::SYSTEM, manifests::VIP, wait, watch::View};
+use super::{ANSWERS, ECHO_PORT, PATIENCE, RealCluster, System};
+use crate::{
+    manifests::VIP,
+    wait,
+    watch::{View, Watch},
+};
 
-/// The time after which kinds that are not installed are looked for less often (docs/cluster.md).
-const SETTLED: Duration = Duration::from_mins(11);
+/// The time for which an address may stay away after an event.
+const LIMIT: Duration = Duration::from_mins(1);
+/// The time for which clients go on asking when an event is over: leases of others end late.
+const AFTERMATH: Duration = Duration::from_secs(15);
 /// The time limit of a connection to a Service that nobody serves yet.
 const ATTEMPT: Duration = Duration::from_millis(20);
 /// The unit of CPU times in /proc: 1/100 s on all of Linux' architectures that vipmux runs on.
 const TICKS: f64 = 100.0;
-const POOL: &str = "
+const NAMESPACE: &str = "
 apiVersion: v1
 kind: Namespace
 metadata: { name: shop }
----
-apiVersion: vipmux.io/v1alpha1
-kind: VipPool
-metadata: { name: lan }
-spec: { addresses: [192.0.2.200-192.0.2.219] }
 ";
 
 /// The options.
@@ -36,11 +37,13 @@ spec: { addresses: [192.0.2.200-192.0.2.219] }
 pub struct Plan {
     /// Runs of each event, and new Services.
     pub runs: u8,
+    /// How long the cluster is left alone before that.
+    pub settle: Duration,
     /// How long the cluster at rest is observed.
     pub rest: Duration,
 }
 
-/// Something that happens to the node that leads the VIP.
+/// Something that happens to the node that announces the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     AgentKilled,
@@ -53,42 +56,44 @@ enum Event {
 impl Event {
     const ALL: [Self; 5] = [Self::AgentKilled, Self::PowerCut, Self::LinkCut, Self::Drain, Self::Rollout];
 
-    fn happen(self, cluster: &mut RealCluster, leader: &str) -> Result<()> {
+    fn happen(self, system: System, cluster: &mut RealCluster, node: &str) -> Result<()> {
         match self {
             Self::AgentKilled => {
-                let before = restarts(cluster, leader)?;
-                let kill = for_each_process(r#"case $command in *" agent "*) kill -KILL $pid && echo $pid ;; esac"#);
-                let killed = cluster.as_root_on(leader, &kill)?;
-                ensure!(killed.lines().count() == 1, "not one agent was killed on {leader}: {killed:?}");
+                let before = restarts(system, cluster, node)?;
+                let [announcer, _] = system.processes();
+                let kill = for_each_process(&[announcer], "kill -KILL $pid && echo $pid");
+                let killed = cluster.as_root_on(node, &kill)?;
+                ensure!(killed.lines().count() == 1, "not one agent was killed on {node}: {killed:?}");
                 wait::until("its next start", PATIENCE, || {
-                    ensure!(restarts(cluster, leader)? > before);
+                    ensure!(restarts(system, cluster, node)? > before);
                     Ok(())
                 })
             }
-            Self::PowerCut => cluster.cut_power(leader).and_then(|()| cluster.await_another_leader(VIP, leader)),
-            Self::LinkCut => cluster.lan.unplug(leader).and_then(|()| cluster.await_another_leader(VIP, leader)),
+            Self::PowerCut => cluster.cut_power(node),
+            Self::LinkCut => cluster.lan.unplug(node),
             Self::Drain => {
-                cluster.as_admin(&format!("kubectl drain {leader} --ignore-daemonsets --timeout=120s"))?;
-                cluster.await_another_leader(VIP, leader)
+                let drain = format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --timeout=120s");
+                cluster.as_admin(&drain).map(drop)
             }
             Self::Rollout => {
-                cluster.as_admin("kubectl --namespace vipmux-system rollout restart daemonset/vipmux-agent")?;
-                await_agents(cluster)
+                let (namespace, (announcer, _)) = (system.namespace(), system.workloads());
+                cluster.as_admin(&format!("kubectl --namespace {namespace} rollout restart {announcer}"))?;
+                system.await_rollouts(cluster)
             }
         }
     }
 
-    fn repair(self, cluster: &mut RealCluster, leader: &str) -> Result<()> {
+    fn repair(self, system: System, cluster: &mut RealCluster, node: &str) -> Result<()> {
         match self {
             Self::AgentKilled | Self::Rollout => {}
-            Self::PowerCut => cluster.restore_power(leader)?,
-            Self::LinkCut => cluster.lan.plug(leader)?,
-            Self::Drain => drop(cluster.as_admin(&format!("kubectl uncordon {leader}"))?),
+            Self::PowerCut => cluster.restore_power(node)?,
+            Self::LinkCut => cluster.lan.plug(node)?,
+            Self::Drain => drop(cluster.as_admin(&format!("kubectl uncordon {node}"))?),
         }
         wait::until("Ready nodes", PATIENCE, || {
             cluster.as_admin("kubectl wait --for=condition=Ready node --all --timeout=60s").map(drop)
         })?;
-        await_agents(cluster)?;
+        system.await_rollouts(cluster)?;
         cluster.await_rollout("shop", "deployment/echo")
     }
 }
@@ -112,55 +117,90 @@ struct Noticed {
     datagrams: Duration,
     arp: Duration,
     lost: usize,
+    /// ARP requests that two nodes answered.
+    twice: usize,
+    /// The address did not come back in time.
+    stayed_away: bool,
 }
 
 impl Noticed {
-    fn of(view: &View) -> Result<Self> {
-        let twice = view.arp_requests.answered_twice();
-        ensure!(twice == 0, "{twice} ARP requests were answered by two nodes");
-        Ok(Self {
+    fn of(view: &View, stayed_away: bool) -> Self {
+        Self {
             connections: view.connections.outage(),
             datagrams: view.warm.outage().max(view.anew.outage()),
             arp: view.arp_requests.outage(),
             lost: view.connections.lost() + view.warm.lost() + view.anew.lost(),
-        })
+            twice: view.arp_requests.answered_twice(),
+            stayed_away,
+        }
     }
 }
 
-/// Deploys vipmux in a new cluster and measures. `outcome` gets the results.
-pub fn run(cluster: &mut RealCluster, plan: &Plan, outcome: &mut dyn FnMut(&str)) -> Result<()> {
-    cluster.as_admin("kubectl apply -k deploy/kustomize")?;
-    await_agents(cluster)?;
-    cluster.api.kubectl_apply(POOL, &[])?;
-    cluster.add_echo()?;
+/// Lets an event happen to the node that announces the VIP, under traffic. The time limit is the same for
+/// every system: an address that stays away is a result.
+fn observe(system: System, cluster: &mut RealCluster, event: Event) -> Result<Noticed> {
+    let node = cluster.announcer(VIP)?;
+    let mut watch = Watch::start(&cluster.lan, VIP, ECHO_PORT, ECHO_PORT)?;
+    watch.wait_for_answers(ANSWERS, PATIENCE)?;
+    event.happen(system, cluster, &node)?;
+    // A client that gave up is an error of `stop`.
+    let stayed_away = watch.wait_for_answers(ANSWERS, LIMIT).is_err();
+    std::thread::sleep(AFTERMATH);
+    let noticed = Noticed::of(&watch.stop()?, stayed_away);
+    ensure!(system != System::Vipmux || noticed.twice == 0, "{} requests were answered by two nodes", noticed.twice);
+    event.repair(system, cluster, &node)?;
+    Ok(noticed)
+}
 
-    let times = (0..plan.runs).map(|run| first_answer(cluster, run)).collect::<Result<Vec<_>>>()?;
+/// Deploys a load balancer in a new cluster and measures. `outcome` gets the results.
+pub fn run(system: System, cluster: &mut RealCluster, plan: &Plan, outcome: &mut dyn FnMut(&str)) -> Result<()> {
+    outcome(&system.title());
+    system.deploy(cluster)?;
+    cluster.api.kubectl_apply(NAMESPACE, &[])?;
+    cluster.add_echo()?;
+    cluster.announcer(VIP)?;
+
+    let times = (0..plan.runs).map(|run| first_answer(system, cluster, run)).collect::<Result<Vec<_>>>()?;
     outcome(&format!("{:<16} {} ms (median, worst of {})", "first answer", of(times), plan.runs));
 
     let mut all: Vec<(Event, Vec<Noticed>)> = Event::ALL.into_iter().map(|event| (event, Vec::new())).collect();
     for _ in 0..plan.runs {
         for (event, results) in &mut all {
-            let leader = cluster.leader(VIP)?;
-            let view = cluster.observe(VIP, |cluster| event.happen(cluster, &leader))?;
-            results.push(Noticed::of(&view).with_context(|| format!("{event}"))?);
-            event.repair(cluster, &leader)?;
+            results.push(observe(system, cluster, *event).with_context(|| format!("{event}"))?);
         }
     }
-    outcome("milliseconds without an answer (median, worst), and requests of three clients lost:");
-    outcome(&format!("{:<16} {:>14} {:>14} {:>14} {:>12}", "", "connections", "datagrams", "ARP", "lost"));
+    outcome(
+        "milliseconds without an answer (median, worst), requests of three clients lost, and ARP requests that two",
+    );
+    outcome("nodes answered:");
+    let heads = ("connections", "datagrams", "ARP", "lost", "double");
+    outcome(&format!("{:<16} {:>14} {:>14} {:>14} {:>12} {:>12}", "", heads.0, heads.1, heads.2, heads.3, heads.4));
     for (event, results) in &all {
-        let column = |get: fn(&Noticed) -> Duration| of(results.iter().map(get).collect());
-        let mut lost: Vec<_> = results.iter().map(|noticed| noticed.lost).collect();
-        lost.sort_unstable();
-        let lost = format!("{}, {}", lost[lost.len() / 2], lost[lost.len() - 1]);
+        let time = |get: fn(&Noticed) -> Duration| of(results.iter().map(get).collect());
+        let count = |get: fn(&Noticed) -> usize| of_counts(results.iter().map(get).collect());
         let (connections, datagrams, arp) =
-            (column(|noticed| noticed.connections), column(|noticed| noticed.datagrams), column(|noticed| noticed.arp));
-        outcome(&format!("{event:<16} {connections:>14} {datagrams:>14} {arp:>14} {lost:>12}"));
+            (time(|noticed| noticed.connections), time(|noticed| noticed.datagrams), time(|noticed| noticed.arp));
+        let (lost, twice) = (count(|noticed| noticed.lost), count(|noticed| noticed.twice));
+        outcome(&format!("{event:<16} {connections:>14} {datagrams:>14} {arp:>14} {lost:>12} {twice:>12}"));
+        let away = results.iter().filter(|noticed| noticed.stayed_away).count();
+        if away > 0 {
+            outcome(&format!(
+                "  in {away} of {} runs not all clients had answers {} s later",
+                results.len(),
+                LIMIT.as_secs()
+            ));
+        }
     }
 
     // The last event has started agents anew.
-    std::thread::sleep(SETTLED);
-    at_rest(cluster, plan.rest, outcome)
+    std::thread::sleep(plan.settle);
+    at_rest(system, cluster, plan.rest, outcome)
+}
+
+/// Returns the median and the greatest number.
+fn of_counts(mut counts: Vec<usize>) -> String {
+    counts.sort_unstable();
+    format!("{}, {}", counts[counts.len() / 2], counts[counts.len() - 1])
 }
 
 /// Returns the median and the longest time, in milliseconds.
@@ -172,14 +212,14 @@ fn of(mut times: Vec<Duration>) -> String {
 }
 
 /// Returns the time from the write of a Service to its first answer.
-fn first_answer(cluster: &RealCluster, run: u8) -> Result<Duration> {
+fn first_answer(system: System, cluster: &RealCluster, run: u8) -> Result<Duration> {
     // An address that nobody has led or asked for yet.
     let address = Ipv4Addr::new(192, 0, 2, 210 + run);
     let service = json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {
             "namespace": "shop", "name": format!("new-{run}"),
-            "annotations": { "vipmux.io/addresses": address.to_string() },
+            "annotations": { system.address_annotation(): address.to_string() },
         },
         "spec": {
             "type": "LoadBalancer", "selector": { "app": "echo" },
@@ -201,44 +241,44 @@ fn first_answer(cluster: &RealCluster, run: u8) -> Result<Duration> {
 }
 
 /// Returns how often the agent of a node was started again in its Pod.
-fn restarts(cluster: &RealCluster, node: &str) -> Result<u32> {
-    let selector = "app.kubernetes.io/component=agent";
+fn restarts(system: System, cluster: &RealCluster, node: &str) -> Result<u32> {
+    let (namespace, selector) = (system.namespace(), system.announcers());
     let path = "{.items[*].status.containerStatuses[0].restartCount}";
     let of =
-        format!("kubectl --namespace {SYSTEM} get pods --selector {selector} --field-selector spec.nodeName={node}");
+        format!("kubectl --namespace {namespace} get pods --selector {selector} --field-selector spec.nodeName={node}");
     let count = cluster.as_admin(&format!("{of} --output \"jsonpath={path}\""))?;
     count.trim().parse().with_context(|| format!("{node} has not one agent: {count:?}"))
 }
 
-fn await_agents(cluster: &RealCluster) -> Result<()> {
-    cluster.await_rollout(SYSTEM, "daemonset/vipmux-agent")?;
-    cluster.await_rollout(SYSTEM, "deployment/vipmux-allocator")
-}
-
-/// Returns a shell script that does something with each process of vipmux on a node, which `$pid` and
-/// `$command` name.
-fn for_each_process(what: &str) -> String {
+/// Returns a shell script that does something with each process on a node whose command line is of one of
+/// these patterns. `$pid` and `$command` name it.
+fn for_each_process(patterns: &[&str], what: &str) -> String {
+    // Spaces are part of the patterns.
+    let patterns = patterns.join("|").replace(' ', "\\ ");
     format!(
         "for folder in /proc/[0-9]*; do
-            [ \"$(cat $folder/comm 2>/dev/null)\" = vipmux ] || continue
-            pid=${{folder#/proc/}} command=$(tr '\\0' ' ' <$folder/cmdline)
-            {what}
+            command=$(tr '\\0' ' ' <$folder/cmdline 2>/dev/null) pid=${{folder#/proc/}}
+            case $command in {patterns}) {what} ;; esac
         done"
     )
 }
 
-/// The CPU time (seconds) and memory (KiB) of processes, by `agent` or `allocator`, node, and the process's
+/// The CPU time (seconds) and memory (KiB) of processes, by what the process does, node, and the process's
 /// id there.
 type Costs = BTreeMap<(String, String, u32), (f64, u64)>;
 
 /// Returns the costs of all processes so far.
-fn costs(cluster: &RealCluster) -> Result<Costs> {
+fn costs(system: System, cluster: &RealCluster) -> Result<Costs> {
     let mut costs = BTreeMap::new();
-    let script = for_each_process("echo \"$pid|$command|$(cat $folder/stat)|$(grep VmRSS $folder/status)\"");
+    let what = "echo \"$pid|$command|$(cat $folder/stat)|$(grep VmRSS $folder/status)\"";
+    let script = for_each_process(&system.processes(), what);
     for node in &cluster.nodes {
         for line in cluster.as_root_on(&node.name, &script)?.lines() {
             let [pid, command, stat, memory] = line.split('|').collect::<Vec<_>>()[..] else { continue };
-            let part = command.split_whitespace().nth(1).context("a process has no command")?;
+            let mut words = command.split_whitespace();
+            let program = words.next().and_then(|path| path.rsplit('/').next());
+            let part = if system == System::Vipmux { words.next() } else { program };
+            let part = part.context("a process has no command")?;
             // The fields behind the name, which is in parentheses (proc(5)).
             let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
             let ticks: f64 =
@@ -250,20 +290,24 @@ fn costs(cluster: &RealCluster) -> Result<Costs> {
     Ok(costs)
 }
 
-fn at_rest(cluster: &RealCluster, time: Duration, outcome: &mut dyn FnMut(&str)) -> Result<()> {
-    let (mark, before, begin) = (cluster.api.mark()?, costs(cluster)?, Instant::now());
+fn at_rest(system: System, cluster: &RealCluster, time: Duration, outcome: &mut dyn FnMut(&str)) -> Result<()> {
+    let (mark, before, begin) = (cluster.api.mark()?, costs(system, cluster)?, Instant::now());
     std::thread::sleep(time);
-    let (after, seconds) = (costs(cluster)?, begin.elapsed().as_secs_f64());
+    let (after, seconds) = (costs(system, cluster)?, begin.elapsed().as_secs_f64());
     outcome("at rest: share of a CPU, and memory");
+    let (mut cpu_of_all, mut kib_of_all) = (0.0, 0);
     for (process, (cpu, kib)) in &after {
         let (part, node, _) = process;
         let (cpu_before, _) = before.get(process).with_context(|| format!("a new {part} on {node} is not at rest"))?;
-        outcome(&format!("{part:<10} {node:<8} {:.2} %  {} MiB", (cpu - cpu_before) / seconds * 100.0, kib / 1024));
+        let share = (cpu - cpu_before) / seconds * 100.0;
+        outcome(&format!("{part:<24} {node:<8} {share:.2} %  {} MiB", kib / 1024));
+        (cpu_of_all, kib_of_all) = (cpu_of_all + share, kib_of_all + kib);
     }
-    let mut requests = BTreeMap::new();
-    for request in cluster.api.requests(mark)?.iter().filter(|request| request.agent.starts_with("vipmux-")) {
-        let program = request.agent.split('/').next().unwrap_or_default();
-        let what = format!("{program} {} {} {}", request.verb, request.resource, request.code);
+    outcome(&format!("{:<24} {:<8} {cpu_of_all:.2} %  {} MiB", "together", "", kib_of_all / 1024));
+    let (mut requests, users) = (BTreeMap::new(), system.users());
+    for request in cluster.api.requests(mark)?.iter().filter(|request| request.user.starts_with(&users)) {
+        let account = request.user.rsplit(':').next().unwrap_or_default();
+        let what = format!("{account} {} {} {}", request.verb, request.resource, request.code);
         *requests.entry(what).or_insert(0_u32) += 1;
     }
     let all: u32 = requests.values().sum();

@@ -32,6 +32,7 @@ fn cluster(mode: Mode) -> Result<Option<RealCluster>> {
         cni: Cni::Bridge,
         families: IpFamilies::Dual,
         vipmux: Some(vipmux),
+        others: Vec::new(),
         conformance: false,
     };
     RealCluster::start(&plan, &mut |step| println!("==> {step}")).map(Some)

@@ -29,8 +29,16 @@ fn a_service_answers(cni: Cni, families: IpFamilies) -> Result<()> {
         return Ok(());
     }
     let Some(vipmux) = requirement::image()? else { return Ok(()) };
-    let plan =
-        Plan { nodes: 2, clients: 1, mode: Mode::Nftables, cni, families, vipmux: Some(vipmux), conformance: false };
+    let plan = Plan {
+        nodes: 2,
+        clients: 1,
+        mode: Mode::Nftables,
+        cni,
+        families,
+        vipmux: Some(vipmux),
+        others: Vec::new(),
+        conformance: false,
+    };
     let cluster = RealCluster::start(&plan, &mut |step| println!("==> {step}"))?;
     cluster.as_admin("kubectl apply -k deploy/kustomize")?;
     cluster.await_rollout(SYSTEM, "daemonset/vipmux-agent")?;

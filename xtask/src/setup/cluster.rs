@@ -87,10 +87,16 @@ fn build_all(need: Need, folder: &Path, cache: &Path, missing: &[(&Module, Vec<&
         Need::Flannel => "build-flannel",
         Need::Conformance => "build-conformance",
         Need::Alerts => "build-alerts",
+        Need::MetalLb => "build-metallb",
+        Need::KubeVip => "build-kube-vip",
     });
     let go = Go::install(&work)?;
     for (module, programs) in missing {
         let tree = build::Tree::new(&go, &work, module, programs)?;
+        for file in module.files {
+            let name = Path::new(file).file_name().and_then(OsStr::to_str).context("a file of a module has no name")?;
+            tree.keep(file, &module.place(cache, name))?;
+        }
         for program in programs {
             let place = module.place(cache, program.name);
             tree.build(program, &place)?;

@@ -29,8 +29,8 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Downloads the module and resolves the versions of its dependencies. Go checks everything
-    /// against the public checksum database.
+    /// Downloads the module and resolves the versions of its dependencies. Go checks the module against
+    /// the public checksum database, and its dependencies against the checksums that the module has.
     pub(super) fn new(go: &'a Go, work: &Path, module: &'a Module, programs: &[&Program]) -> Result<Self> {
         let folder = work.join(module.name);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -46,6 +46,11 @@ impl<'a> Tree<'a> {
         let its_own = fs::read_to_string(&download.go_mod)
             .with_context(|| format!("cannot read {}", download.go_mod.display()))?;
         write(&go_mod(module, &its_own))?;
+        // Not every proxy has the database's entries of all dependencies.
+        let sums = download.folder.join("go.sum");
+        if sums.is_file() {
+            fs::copy(&sums, tree.folder.join("go.sum")).with_context(|| format!("cannot copy {}", sums.display()))?;
+        }
         if !module.without.is_empty() {
             tree.write_main(&download.folder)?;
             write(&format!(
@@ -89,14 +94,27 @@ impl<'a> Tree<'a> {
         build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(package);
         workspace::progress(&workspace::command_line(&build));
         count_packages(&mut build, program.name)?;
-        let folder = place.parent().context("the program's path has no folder")?;
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        fs::rename(&draft, place).with_context(|| format!("cannot make {}", place.display()))
+        put(&draft, place)
+    }
+
+    /// Copies a file of the module to its place.
+    pub(super) fn keep(&self, file: &str, place: &Path) -> Result<()> {
+        let module = self.go.download(&self.folder, self.module.path, self.module.version)?;
+        let (from, draft) = (module.folder.join(file), self.folder.join("draft"));
+        fs::copy(&from, &draft).with_context(|| format!("cannot copy {}", from.display()))?;
+        put(&draft, place)
     }
 
     fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
         self.go.command(&self.folder, arguments)
     }
+}
+
+/// Moves a complete file to its place.
+fn put(draft: &Path, place: &Path) -> Result<()> {
+    let folder = place.parent().context("the file's path has no folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::rename(draft, place).with_context(|| format!("cannot make {}", place.display()))
 }
 
 /// The first line of a complete go.mod. It names the version.

@@ -26,6 +26,8 @@ pub(crate) struct Module {
     /// Packages of the module that its only program is built without: its main file imports them for
     /// what they register.
     pub(crate) without: &'static [&'static str],
+    /// Files of the module that are kept beside the programs, by their paths in the module.
+    pub(crate) files: &'static [&'static str],
 }
 
 /// A program of a module.
@@ -52,11 +54,16 @@ pub(crate) enum Need {
     Conformance,
     /// The tests of the alerts.
     Alerts,
+    /// A cluster that MetalLB serves.
+    MetalLb,
+    /// A cluster that kube-vip serves.
+    KubeVip,
 }
 
-/// Kubernetes, etcd, Helm, what runs in Pods, what connects them, and what tests alerts. Dependencies of the
-/// same version, above all Kubernetes' client, are compiled once. So the Kubernetes version that Helm's release uses costs least.
-pub(crate) const MODULES: [Module; 7] = [
+/// Kubernetes, etcd, Helm, what runs in Pods, what connects them, what tests alerts, and other load
+/// balancers. Dependencies of the same version, above all Kubernetes' client, are compiled once. So the
+/// Kubernetes version that Helm's release uses costs least.
+pub(crate) const MODULES: [Module; 10] = [
     Module {
         name: "kubernetes",
         path: "k8s.io/kubernetes",
@@ -84,6 +91,7 @@ pub(crate) const MODULES: [Module; 7] = [
             ("k8s.io/client-go/pkg/version.gitVersion", "v1.37.1"),
         ],
         without: &[],
+        files: &[],
     },
     Module {
         name: "etcd",
@@ -94,6 +102,7 @@ pub(crate) const MODULES: [Module; 7] = [
         tags: "",
         stamps: &[],
         without: &[],
+        files: &[],
     },
     Module {
         name: "helm",
@@ -104,6 +113,7 @@ pub(crate) const MODULES: [Module; 7] = [
         tags: "",
         stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
         without: &[],
+        files: &[],
     },
     Module {
         name: "coredns",
@@ -114,6 +124,7 @@ pub(crate) const MODULES: [Module; 7] = [
         tags: "",
         stamps: &[],
         without: &[],
+        files: &[],
     },
     Module {
         name: "go-httpbin",
@@ -128,6 +139,7 @@ pub(crate) const MODULES: [Module; 7] = [
         tags: "",
         stamps: &[],
         without: &[],
+        files: &[],
     },
     Module {
         name: "prometheus",
@@ -144,6 +156,7 @@ pub(crate) const MODULES: [Module; 7] = [
         tags: "remove_all_sd",
         stamps: &[],
         without: &[],
+        files: &[],
     },
     Module {
         name: "flannel",
@@ -155,6 +168,48 @@ pub(crate) const MODULES: [Module; 7] = [
         stamps: &[("github.com/flannel-io/flannel/pkg/version.Version", "v0.28.10")],
         // One needs a module that not every proxy has, the other C.
         without: &["/pkg/backend/tencentvpc", "/pkg/backend/udp"],
+        files: &[],
+    },
+    Module {
+        name: "metallb",
+        path: "go.universe.tf/metallb",
+        // v0.16.2 needs a module that not every proxy has: frr-k8s v0.0.27.
+        version: "v0.16.1",
+        siblings: "v0.16.1",
+        programs: &[
+            Program { name: "metallb-controller", package: "go.universe.tf/metallb/controller", need: Need::MetalLb },
+            Program { name: "metallb-speaker", package: "go.universe.tf/metallb/speaker", need: Need::MetalLb },
+        ],
+        tags: "",
+        stamps: &[],
+        without: &[],
+        files: &["config/manifests/metallb-native.yaml"],
+    },
+    Module {
+        name: "kube-vip",
+        path: "github.com/kube-vip/kube-vip",
+        version: "v1.2.1",
+        siblings: "v1.2.1",
+        programs: &[Program { name: "kube-vip", package: "github.com/kube-vip/kube-vip", need: Need::KubeVip }],
+        tags: "",
+        stamps: &[("main.Version", "v1.2.1")],
+        without: &[],
+        files: &[],
+    },
+    Module {
+        name: "kube-vip-cloud-provider",
+        path: "github.com/kube-vip/kube-vip-cloud-provider",
+        version: "v0.0.12",
+        siblings: "v0.0.12",
+        programs: &[Program {
+            name: "kube-vip-cloud-provider",
+            package: "github.com/kube-vip/kube-vip-cloud-provider",
+            need: Need::KubeVip,
+        }],
+        tags: "",
+        stamps: &[],
+        without: &[],
+        files: &["manifest/kube-vip-cloud-controller.yaml"],
     },
 ];
 
@@ -166,7 +221,7 @@ impl Program {
 }
 
 impl Module {
-    /// Returns the path of a program below the cache folder, built or not.
+    /// Returns the path of a program, or of one of the files, below the cache folder, built or not.
     pub(crate) fn place(&self, cache: &Path, program: &str) -> PathBuf {
         cache.join("cluster").join(format!("{}-{}", self.name, self.version)).join(program)
     }
