@@ -185,7 +185,7 @@ fn changes(cluster: &LiveCluster, converted: &Converted, snapshot: &Snapshot) ->
     let held = snapshot.services.iter().filter(|record| !record.addresses.is_empty());
     let foreign = held.filter(|record| record.owner.as_deref() != Some(FIELD_MANAGER));
     let services = foreign.map(|record| {
-        let change = "the same addresses in its status, now owned by vipmux-allocator too; conditions vipmux.io/...";
+        let change = "the same addresses in its status, which vipmux-allocator owns then; conditions vipmux.io/...";
         ObjectChange::new(format!("Service {}", record.id()), change)
     });
     let webhooks = obstacles(&cluster.webhooks);

@@ -24,11 +24,18 @@ pub(super) const DIALECT: Dialect = Dialect {
         (&["kube-vip.io/requestedIP"], WithoutEffect(DHCP)),
         (&["kube-vip.io/hwaddr"], WithoutEffect(DHCP)),
         (&["kube-vip.io/loadbalancerHostname"], WithoutEffect(DHCP)),
+        (&["kube-vip.io/ddns"], WithoutEffect(DHCP)),
+        (&["kube-vip.io/dhcp-broadcast"], WithoutEffect(DHCP)),
+        (&["kube-vip.io/macvlanName"], WithoutEffect(DHCP)),
         (&["kube-vip.io/vipHost"], WithoutEffect(NOTED)),
         (&["kube-vip.io/active-endpoint", "kube-vip.io/active-endpoint-ipv6"], WithoutEffect(NOTED)),
         (
-            &["kube-vip.io/serviceInterface"],
+            &["kube-vip.io/serviceInterface", "kube-vip.io/serviceVLAN"],
             WithoutEffect("the interfaces of a pool are in its L2Advertisement or VipPolicy"),
+        ),
+        (
+            &["kube-vip.io/allow-reconcile-without-endpoints"],
+            WithoutEffect("a Service without endpoints keeps its address"),
         ),
         (
             &["kube-vip.io/ignore-service-security"],
