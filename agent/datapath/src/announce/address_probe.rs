@@ -33,16 +33,16 @@ use vipmux_model::Vip;
 /// Probes per interface.
 const ROUNDS: u32 = 3;
 /// The limit of VIPs that are probed at the same time; the others wait. With all in
-/// [`AddressProbeMode::Detect`], that is some 2,500 frames per second on an interface.
+/// [`AddressProbeMode::Detect`], that is some 6,400 frames per second on an interface.
 pub const MAX_CONCURRENT: usize = 256;
 
 /// The purpose of a probe, which sets its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressProbeMode {
-    /// Before an address is put into service for the first time. Probes at 0, 100 and 200 ms; free
-    /// at 300 ms. RFC 5227 takes 5 to 9 s, for hosts that start all at once on networks that lose
+    /// Before an address is put into service for the first time. Probes at 0, 40 and 80 ms; free
+    /// at 120 ms. RFC 5227 takes 5 to 9 s, for hosts that start all at once on networks that lose
     /// frames. On a wired LAN an answer takes milliseconds, and a Service waits for it.
-    /// `NetworkManager` waits 200 ms. [`super::foreign_speakers`] finds hosts that answer later.
+    /// [`super::foreign_speakers`] finds hosts that answer later.
     Detect,
     /// To learn whether any host answers at present. Probes at 0, 20 and 40 ms; free at 60 ms.
     Query,
@@ -52,7 +52,7 @@ impl AddressProbeMode {
     /// Returns the time from one round to the next, and from the last one to the end.
     const fn interval(self) -> Duration {
         match self {
-            Self::Detect => Duration::from_millis(100),
+            Self::Detect => Duration::from_millis(40),
             Self::Query => Duration::from_millis(20),
         }
     }

@@ -147,7 +147,7 @@ fn is_found(mutation: Mutation, scenario: Scenario, seeds: Range<u64>, what: &st
 
 #[test]
 fn a_machine_that_extends_what_has_passed_is_found() {
-    is_found(Mutation::ExtendsWhatHasPassed, Scenario::Cut, 50..250, "both answer");
+    is_found(Mutation::ExtendsWhatHasPassed, Scenario::Cut, 380..580, "both answer");
 }
 
 #[test]

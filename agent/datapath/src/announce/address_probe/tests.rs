@@ -73,7 +73,7 @@ fn the_page_has_the_times_of_the_code() {
 
 #[test]
 fn an_address_that_nobody_answers_for_is_free_after_three_rounds() {
-    for (mode, step) in [(AddressProbeMode::Detect, 100), (AddressProbeMode::Query, 20)] {
+    for (mode, step) in [(AddressProbeMode::Detect, 40), (AddressProbeMode::Query, 20)] {
         let turns = run(&mut prober(vip(1), mode));
         let round = |n: u128| (n * step, PLACES.len(), vec![]);
         assert_eq!(
@@ -178,7 +178,7 @@ fn a_late_probe_sends_no_extra_rounds_and_waits_as_long_for_an_answer() {
     for _ in 0..3 {
         assert_eq!(prober.poll(&[], now).frames.len(), PLACES.len());
         assert_eq!(prober.poll(&[], now), AddressProbeActions::default());
-        assert_eq!(prober.next(), Some(now + ms(100)));
+        assert_eq!(prober.next(), Some(now + AddressProbeMode::Detect.interval()));
         now += ms(250);
     }
     assert_eq!(prober.poll(&[], now).outcomes, [(vip(1), AddressAvailability::Free)]);
@@ -188,7 +188,7 @@ fn a_late_probe_sends_no_extra_rounds_and_waits_as_long_for_an_answer() {
 fn a_second_start_begins_anew_and_a_canceled_probe_has_no_result() {
     let mut prober = prober(vip(1), AddressProbeMode::Detect);
     prober.poll(&[], T);
-    prober.poll(&[], T + ms(100));
+    prober.poll(&[], T + AddressProbeMode::Detect.interval());
     prober.begin(vip(1), PLACES[..1].to_vec(), AddressProbeMode::Query, T + ms(150));
     // A frame from before the probe is no answer.
     prober.poll(&[claims(vip(1), T + ms(149))], T + ms(150));

@@ -48,7 +48,7 @@ impl NodeHandle<'_> {
             let is_known = self.get().agent.as_deref().is_some_and(has_heard);
             if is_known { AddressOwner::Peer } else { stranger }
         } else if round < ROUNDS {
-            let after = Duration::from_millis(if detect { 100 } else { 20 });
+            let after = Duration::from_millis(if detect { 40 } else { 20 });
             return self.schedule(after, AgentEvent::Probe { vip, detect, round: round + 1 });
         } else {
             AddressOwner::Nobody
