@@ -91,6 +91,22 @@ pub struct Plan {
     pub conformance: bool,
 }
 
+impl Default for Plan {
+    /// Three nodes and a client with both families, without a load balancer.
+    fn default() -> Self {
+        Self {
+            nodes: 3,
+            clients: 1,
+            mode: Mode::Nftables,
+            cni: Cni::Bridge,
+            families: IpFamilies::Dual,
+            vipmux: None,
+            others: Vec::new(),
+            conformance: false,
+        }
+    }
+}
+
 /// The cluster. On drop nothing is left of it.
 #[derive(Debug)]
 pub struct RealCluster {

@@ -268,7 +268,7 @@ fn serve(name: &str, up: Up) -> Result<()> {
 
 fn plan(up: Up, clients: u8) -> Plan {
     let Up { nodes, ip_family: families, network: Network { kube_proxy: mode, cni, image: vipmux } } = up;
-    Plan { nodes, clients, mode, cni, families, vipmux, others: Vec::new(), conformance: false }
+    Plan { nodes, clients, mode, cni, families, vipmux, ..Plan::default() }
 }
 
 fn start(plan: &Plan) -> Result<RealCluster> {

@@ -37,7 +37,7 @@ metadata: { name: shop }
 pub struct Plan {
     /// Runs of each event, and new Services.
     pub runs: u8,
-    /// How long the cluster is left alone before that.
+    /// How long the cluster is left alone before it is observed at rest.
     pub settle: Duration,
     /// How long the cluster at rest is observed.
     pub rest: Duration,

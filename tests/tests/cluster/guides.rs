@@ -7,10 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     arp,
     guide::{self, Step, skeleton},
-    ip_families::IpFamilies,
     kube_proxy::Mode,
     manifests::VIP,
-    real_cluster::{Cni, PATIENCE, Plan, RealCluster},
+    real_cluster::{PATIENCE, Plan, RealCluster},
     requirement, wait,
     watch::{CLIENTS, View},
 };
@@ -25,16 +24,7 @@ fn cluster(mode: Mode) -> Result<Option<RealCluster>> {
         return Ok(None);
     }
     let Some(vipmux) = requirement::image()? else { return Ok(None) };
-    let plan = Plan {
-        nodes: 3,
-        clients: CLIENTS,
-        mode,
-        cni: Cni::Bridge,
-        families: IpFamilies::Dual,
-        vipmux: Some(vipmux),
-        others: Vec::new(),
-        conformance: false,
-    };
+    let plan = Plan { clients: CLIENTS, mode, vipmux: Some(vipmux), ..Plan::default() };
     RealCluster::start(&plan, &mut |step| println!("==> {step}")).map(Some)
 }
 

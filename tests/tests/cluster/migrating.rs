@@ -8,11 +8,9 @@ use serde_json::{Value, json};
 use vipmux_tests::{
     cleanup::Folder,
     guide::{self, Step},
-    ip_families::IpFamilies,
-    kube_proxy::Mode,
     manifests::VIP,
     process,
-    real_cluster::{Cni, PATIENCE, Plan, RealCluster, System},
+    real_cluster::{PATIENCE, Plan, RealCluster, System},
     requirement, wait,
     watch::{CLIENTS, View},
 };
@@ -35,16 +33,7 @@ impl Migration {
             return Ok(None);
         }
         let Some(vipmux) = requirement::image()? else { return Ok(None) };
-        let plan = Plan {
-            nodes: 3,
-            clients: CLIENTS,
-            mode: Mode::Nftables,
-            cni: Cni::Bridge,
-            families: IpFamilies::Dual,
-            vipmux: Some(vipmux),
-            others: vec![system],
-            conformance: false,
-        };
+        let plan = Plan { clients: CLIENTS, vipmux: Some(vipmux), others: vec![system], ..Plan::default() };
         let cluster = RealCluster::start(&plan, &mut |step| println!("==> {step}"))?;
         let clone = Folder::temporary("clone")?;
         let deploy = guide::repository().join("deploy");

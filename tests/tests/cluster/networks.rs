@@ -4,7 +4,6 @@ use anyhow::{Result, ensure};
 use vipmux_tests::{
     api_server::SYSTEM,
     ip_families::IpFamilies,
-    kube_proxy::Mode,
     real_cluster::{Cni, PATIENCE, Plan, RealCluster},
     requirement, wait,
 };
@@ -29,16 +28,7 @@ fn a_service_answers(cni: Cni, families: IpFamilies) -> Result<()> {
         return Ok(());
     }
     let Some(vipmux) = requirement::image()? else { return Ok(()) };
-    let plan = Plan {
-        nodes: 2,
-        clients: 1,
-        mode: Mode::Nftables,
-        cni,
-        families,
-        vipmux: Some(vipmux),
-        others: Vec::new(),
-        conformance: false,
-    };
+    let plan = Plan { nodes: 2, cni, families, vipmux: Some(vipmux), ..Plan::default() };
     let cluster = RealCluster::start(&plan, &mut |step| println!("==> {step}"))?;
     cluster.as_admin("kubectl apply -k deploy/kustomize")?;
     cluster.await_rollout(SYSTEM, "daemonset/vipmux-agent")?;

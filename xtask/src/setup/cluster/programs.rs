@@ -60,6 +60,19 @@ pub(crate) enum Need {
     KubeVip,
 }
 
+/// What most modules have.
+const PLAIN: Module = Module {
+    name: "",
+    path: "",
+    version: "",
+    siblings: "",
+    programs: &[],
+    tags: "",
+    stamps: &[],
+    without: &[],
+    files: &[],
+};
+
 /// Kubernetes, etcd, Helm, what runs in Pods, what connects them, what tests alerts, and other load
 /// balancers. Dependencies of the same version, above all Kubernetes' client, are compiled once. So the
 /// Kubernetes version that Helm's release uses costs least.
@@ -83,15 +96,13 @@ pub(crate) const MODULES: [Module; 10] = [
             Program { name: "agnhost", package: "k8s.io/kubernetes/test/images/agnhost", need: Need::Nodes },
             Program { name: "e2e.test", package: "k8s.io/kubernetes/test/e2e", need: Need::Conformance },
         ],
-        tags: "",
         stamps: &[
             ("k8s.io/component-base/version.gitVersion", "v1.37.1"),
             ("k8s.io/component-base/version.gitMajor", "1"),
             ("k8s.io/component-base/version.gitMinor", "37"),
             ("k8s.io/client-go/pkg/version.gitVersion", "v1.37.1"),
         ],
-        without: &[],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "etcd",
@@ -99,10 +110,7 @@ pub(crate) const MODULES: [Module; 10] = [
         version: "v3.7.3",
         siblings: "v3.7.3",
         programs: &[Program { name: "etcd", package: "go.etcd.io/etcd/server/v3", need: Need::Tests }],
-        tags: "",
-        stamps: &[],
-        without: &[],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "helm",
@@ -110,10 +118,8 @@ pub(crate) const MODULES: [Module; 10] = [
         version: "v4.3.1",
         siblings: "v4.3.1",
         programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm", need: Need::Tests }],
-        tags: "",
         stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
-        without: &[],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "coredns",
@@ -121,10 +127,7 @@ pub(crate) const MODULES: [Module; 10] = [
         version: "v1.15.0",
         siblings: "v1.15.0",
         programs: &[Program { name: "coredns", package: "github.com/coredns/coredns", need: Need::Nodes }],
-        tags: "",
-        stamps: &[],
-        without: &[],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "go-httpbin",
@@ -136,10 +139,7 @@ pub(crate) const MODULES: [Module; 10] = [
             package: "github.com/mccutchen/go-httpbin/v2/cmd/go-httpbin",
             need: Need::Nodes,
         }],
-        tags: "",
-        stamps: &[],
-        without: &[],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "prometheus",
@@ -154,9 +154,7 @@ pub(crate) const MODULES: [Module; 10] = [
         }],
         // The clients of clouds' APIs are most of it.
         tags: "remove_all_sd",
-        stamps: &[],
-        without: &[],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "flannel",
@@ -164,11 +162,10 @@ pub(crate) const MODULES: [Module; 10] = [
         version: "v0.28.10",
         siblings: "v0.28.10",
         programs: &[Program { name: "flanneld", package: "github.com/flannel-io/flannel", need: Need::Flannel }],
-        tags: "",
         stamps: &[("github.com/flannel-io/flannel/pkg/version.Version", "v0.28.10")],
         // One needs a module that not every proxy has, the other C.
         without: &["/pkg/backend/tencentvpc", "/pkg/backend/udp"],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "metallb",
@@ -180,10 +177,8 @@ pub(crate) const MODULES: [Module; 10] = [
             Program { name: "metallb-controller", package: "go.universe.tf/metallb/controller", need: Need::MetalLb },
             Program { name: "metallb-speaker", package: "go.universe.tf/metallb/speaker", need: Need::MetalLb },
         ],
-        tags: "",
-        stamps: &[],
-        without: &[],
         files: &["config/manifests/metallb-native.yaml"],
+        ..PLAIN
     },
     Module {
         name: "kube-vip",
@@ -191,10 +186,8 @@ pub(crate) const MODULES: [Module; 10] = [
         version: "v1.2.1",
         siblings: "v1.2.1",
         programs: &[Program { name: "kube-vip", package: "github.com/kube-vip/kube-vip", need: Need::KubeVip }],
-        tags: "",
         stamps: &[("main.Version", "v1.2.1")],
-        without: &[],
-        files: &[],
+        ..PLAIN
     },
     Module {
         name: "kube-vip-cloud-provider",
@@ -206,10 +199,8 @@ pub(crate) const MODULES: [Module; 10] = [
             package: "github.com/kube-vip/kube-vip-cloud-provider",
             need: Need::KubeVip,
         }],
-        tags: "",
-        stamps: &[],
-        without: &[],
         files: &["manifest/kube-vip-cloud-controller.yaml"],
+        ..PLAIN
     },
 ];
 
