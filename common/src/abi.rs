@@ -342,8 +342,8 @@ pub struct ServiceValue {
 /// Packets are left to the node's own stack and so to kube-proxy, because the Service's endpoints
 /// cannot be reached by a hand-over, or by configuration. In [`ServiceValue::flags`].
 pub const SERVICE_KERNEL: u32 = 1;
-/// None of this node's backends is ready: those in their table drain, and still serve. They get
-/// what peers hand over, and packets that could otherwise only go back to their node. In
+/// None of this node's backends is ready: those in their table drain, and still serve, or are not ready
+/// yet. They get what peers hand over, and packets that could otherwise only go back to their node. In
 /// [`ServiceValue::flags`].
 pub const SERVICE_SPARE: u32 = 2;
 /// Direct server return: backends get packets with the VIP as destination and answer from it.

@@ -160,8 +160,11 @@ impl DesiredBackend {
 /// The flows that a backend takes. All backends keep their established connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Readiness {
-    /// It takes no new flows: it is stopping, or never became ready.
+    /// It takes no new flows: it is terminating, and serves no more.
     Stopping,
+    /// It is not ready, and does not terminate. It takes only new flows that another node hands over,
+    /// since that node may know sooner that the backend became ready.
+    NotReady,
     /// It is terminating and still serves. It takes only new flows that another node hands over,
     /// since that node does not know yet that the backend drains.
     Draining,
@@ -182,7 +185,7 @@ impl Readiness {
 
     /// Whether it takes no flows of datagrams, not even established ones.
     pub const fn is_stopping(self) -> bool {
-        matches!(self, Self::Stopping | Self::Failing)
+        matches!(self, Self::Stopping | Self::NotReady | Self::Failing)
     }
 
     /// Whether it fails its health probe.

@@ -43,8 +43,10 @@ struct SliceEndpoint {
 /// The conditions `ready`, `serving` and `terminating` as one; ascending by preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Condition {
-    /// It keeps its established flows.
+    /// It is terminating and serves no more. It keeps its established flows.
     Stopping,
+    /// It does not terminate. It was never ready, or is not any more.
+    NotReady,
     /// It is terminating and still serves. It takes new flows if no endpoint is ready.
     Draining,
     /// Takes new flows.
@@ -60,10 +62,11 @@ impl Condition {
         let ready = read(|conditions| conditions.ready).unwrap_or(true);
         let serving = read(|conditions| conditions.serving).unwrap_or(ready);
         let terminating = read(|conditions| conditions.terminating).unwrap_or(false);
-        match (ready, serving && terminating) {
-            (true, _) => Self::Ready,
-            (false, true) => Self::Draining,
-            (false, false) => Self::Stopping,
+        match (ready, terminating, serving) {
+            (true, _, _) => Self::Ready,
+            (false, false, _) => Self::NotReady,
+            (false, true, true) => Self::Draining,
+            (false, true, false) => Self::Stopping,
         }
     }
 }
@@ -236,6 +239,7 @@ impl Endpoints {
                 readiness: match endpoint.condition {
                     condition if condition >= least => Readiness::Ready,
                     Condition::Stopping => Readiness::Stopping,
+                    Condition::NotReady => Readiness::NotReady,
                     Condition::Draining | Condition::Ready => Readiness::Draining,
                 },
             })

@@ -33,7 +33,7 @@ pub(super) struct EndpointRoles {
     all: Vec<BackendKey>,
     /// Endpoints in the table over this node's own.
     local: Vec<BackendKey>,
-    /// The endpoints in the local table drain: no other endpoint of this node is ready.
+    /// The endpoints in the local table drain, or are not ready yet: no other endpoint of this node is.
     spare: bool,
     /// Endpoints in no table, or only in a spare local one, for their established flows.
     draining: Vec<BackendKey>,
@@ -48,13 +48,16 @@ impl EndpointRoles {
     /// an index are left out.
     pub(super) fn new(set: &EndpointSet, local: Option<u32>, node: impl Fn(&NodeName) -> Option<u32>) -> Self {
         let (mut ready, mut draining, mut failing) = (Vec::new(), Vec::new(), BTreeSet::new());
-        let (mut serving, mut stopping) = (Vec::new(), Vec::new());
+        let (mut serving, mut waiting, mut stopping) = (Vec::new(), Vec::new(), Vec::new());
         for backend in set.iter() {
             if let Some(node) = backend.node.as_ref().and_then(&node) {
                 let key = (backend.address.into(), backend.port_number().to_be(), node);
                 failing.extend(backend.readiness.is_failing().then_some(key));
-                let serves = backend.readiness == Readiness::Draining && Some(node) == local;
-                serving.extend(serves.then_some(key));
+                match backend.readiness {
+                    Readiness::Draining if Some(node) == local => serving.push(key),
+                    Readiness::NotReady if Some(node) == local => waiting.push(key),
+                    _ => {}
+                }
                 stopping.extend(backend.readiness.is_stopping().then_some(key));
                 if backend.readiness.is_ready() { &mut ready } else { &mut draining }.push(key);
             }
@@ -65,11 +68,12 @@ impl EndpointRoles {
         ready.sort_by_cached_key(endpoint);
         ready.dedup_by_key(|key| endpoint(key));
         let mut own: Vec<_> = ready.iter().copied().filter(|(_, _, node)| Some(*node) == local).collect();
-        // Nodes do not learn of a drain at the same time. A packet that another node still hands
-        // over must not be lost.
-        let spare = own.is_empty() && !ready.is_empty() && !serving.is_empty();
+        // Nodes do not learn at the same time that a backend drains, or became ready. A packet that
+        // another node hands over meanwhile must not be lost.
+        let others = if serving.is_empty() { waiting } else { serving };
+        let spare = own.is_empty() && !ready.is_empty() && !others.is_empty();
         if spare {
-            own = serving;
+            own = others;
         }
         own.truncate(LONGEST as usize);
         let excess = ready.split_off(ready.len().min(LONGEST as usize));

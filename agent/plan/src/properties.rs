@@ -87,7 +87,7 @@ prop_compose! {
         moved in 0..20u8,
         alternate in any::<bool>(),
         ready in 0..4u8,
-        serving in any::<bool>(),
+        serving in 0..3u8,
         failing in 0..4u8,
     ) -> DesiredBackend {
         // Usually an address is on one node. Sometimes it moves to another one.
@@ -99,8 +99,9 @@ prop_compose! {
             readiness: match (ready > 0, serving, failing == 0) {
                 (true, _, false) => Readiness::Ready,
                 (true, _, true) => Readiness::ReadyThoughFailing,
-                (false, true, false) => Readiness::Draining,
-                (false, false, false) => Readiness::Stopping,
+                (false, 0, false) => Readiness::Draining,
+                (false, 1, false) => Readiness::NotReady,
+                (false, _, false) => Readiness::Stopping,
                 (false, _, true) => Readiness::Failing,
             },
         }

@@ -349,8 +349,12 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
         eligible.retain(|_, backend| is_local(backend));
         if eligible.is_empty() {
             let here = service.backends.iter().filter(reachable).filter(is_local);
-            let serving = here.filter(|backend| backend.readiness == Readiness::Draining);
-            eligible = serving.map(|backend| (endpoint(backend), backend)).collect();
+            let of = |readiness| {
+                let such = here.clone().filter(move |backend| backend.readiness == readiness);
+                such.map(|backend| (endpoint(backend), backend)).collect::<BTreeMap<_, _>>()
+            };
+            let others = [Readiness::Draining, Readiness::NotReady].map(of);
+            eligible = others.into_iter().find(|others| !others.is_empty()).unwrap_or_default();
         }
     }
     let backends: Vec<_> = eligible.values().collect();

@@ -10,8 +10,8 @@ use vipmux_tests::{
     cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, TIMEOUT},
     failover::await_stopped,
     lan::Options,
-    manifests::{Condition, Service, VIP},
-    pod::Listener,
+    manifests::{Condition, Endpoint, Service, VIP},
+    pod::{Listener, Pod},
     traffic::Traffic,
     wait,
 };
@@ -121,6 +121,48 @@ fn a_pod_that_drains_takes_what_a_node_hands_over_that_has_not_heard_of_it() -> 
         ensure!(answer.pod == fresh.name, "{answer}");
         Ok(())
     })
+}
+
+/// The nodes do not learn at the same time that a pod is ready.
+#[test]
+fn a_pod_that_became_ready_takes_what_a_node_hands_over_before_its_own_node_has_heard_of_it() -> Result<()> {
+    let Some(mut cluster) = policies::prepared(Options::default(), &["node-1", "node-2", "node-3"])? else {
+        return Ok(());
+    };
+    // The others hand over to a node whose agent is stopped.
+    let options = agent::Options { lease: "30s", ..cluster.agent_options() };
+    cluster.start_agents(&options)?;
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    let others = cluster.pods.iter().filter(|pod| pod.node != leader && pod.name != "admin-1");
+    let [old, fresh] = others.collect::<Vec<_>>()[..] else { bail!("not one pod on each node") };
+    let web = |old_is: Condition, fresh_is: Condition| -> Result<_> {
+        let of = |pod: &Pod, condition| -> Result<_> {
+            let endpoints = policies::endpoints(&cluster, &[&pod.name])?.into_iter();
+            Ok(endpoints.map(move |endpoint| Endpoint { condition, ..endpoint }))
+        };
+        Ok(policies::web(&cluster, &[])?.with(of(old, old_is)?.chain(of(fresh, fresh_is)?)))
+    };
+    cluster.manifests.write_service(&web(Condition::Ready, Condition::NotReady)?)?;
+    let request = policies::to_web(VIP.into());
+    cluster.await_service(request, "shop/web")?;
+    policies::await_ready(&cluster, 1)?;
+    for _ in 0..5 {
+        assert_eq!(cluster.ask(request, TIMEOUT)?.pod, old.name);
+    }
+
+    let agent = cluster.agent(&fresh.node)?.process();
+    agent.signal(Signal::SIGSTOP)?;
+    await_stopped(agent.id())?;
+    cluster.manifests.write_service(&web(Condition::Terminating, Condition::Ready)?)?;
+    wait::until("an answer of the new pod", PATIENCE, || {
+        let answer = cluster.ask(request, SHORT_TIMEOUT)?;
+        ensure!(answer.pod == fresh.name, "{answer}");
+        Ok(())
+    })?;
+    for _ in 0..5 {
+        assert_eq!(cluster.ask(request, TIMEOUT)?.pod, fresh.name);
+    }
+    agent.signal(Signal::SIGCONT)
 }
 
 /// Services come, go and change their pods a thousand times. The five constant Services lose no

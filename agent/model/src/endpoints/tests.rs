@@ -47,14 +47,15 @@ fn slice(port: u16, endpoints: &serde_json::Value) -> serde_json::Value {
     serde_json::json!({"ports": [{"name": "http", "port": port}], "endpoints": endpoints})
 }
 
-/// Returns `address:port@node` of each backend, with a `-` at the end if it takes no new flows, or
-/// a `~` if it serves.
+/// Returns `address:port@node` of each backend, with a mark at the end if it takes no new flows: `~` if it
+/// drains, `-` if it is stopping, `!` if it is not ready.
 fn http(model: &Model) -> Vec<String> {
     let backends = model.endpoints.backends(&web(), "http", Protocol::Tcp, Family::V4);
     let mark = |b: &DesiredBackend| match b.readiness {
         Readiness::Ready => "",
         Readiness::Draining => "~",
         Readiness::Stopping => "-",
+        Readiness::NotReady => "!",
         Readiness::Failing | Readiness::ReadyThoughFailing => "?",
     };
     let node = |b: &DesiredBackend| b.node.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -96,9 +97,9 @@ fn conditions_decide_who_takes_new_flows() {
     for (endpoints, expected) in [
         (vec![&unset], vec!["10.0.0.1:80@n1"]),
         (vec![&unset, &draining, &stopping], vec!["10.0.0.1:80@n1", "10.0.0.2:80@n1~", "10.0.0.3:80@n1-"]),
-        (vec![&draining, &stopping, &unready], vec!["10.0.0.2:80@n1", "10.0.0.3:80@n1-", "10.0.0.4:80@n1-"]),
+        (vec![&draining, &stopping, &unready], vec!["10.0.0.2:80@n1", "10.0.0.3:80@n1-", "10.0.0.4:80@n1!"]),
         (vec![&published, &draining], vec!["10.0.0.2:80@n1~", "10.0.0.5:80@n1"]),
-        (vec![&unready], vec!["10.0.0.4:80@n1-"]),
+        (vec![&unready], vec!["10.0.0.4:80@n1!"]),
     ] {
         assert_eq!(http(&model(&[slice(80, &serde_json::json!(endpoints))])), expected);
     }
@@ -152,7 +153,7 @@ fn endpoints_on_no_known_node_are_those_of_a_service_that_has_no_others() {
     let unready = pod("10.0.0.3", &serde_json::json!({"ready": false}));
     assert_eq!(
         http(&model(&[slice(80, &serde_json::json!([lost(), nowhere, unready]))])),
-        ["10.0.0.1:80@n9", "10.0.0.2:80@", "10.0.0.3:80@n1-"]
+        ["10.0.0.1:80@n9", "10.0.0.2:80@", "10.0.0.3:80@n1!"]
     );
     let ready = pod("10.0.0.3", &serde_json::json!({}));
     assert_eq!(http(&model(&[slice(80, &serde_json::json!([lost(), ready]))])), ["10.0.0.3:80@n1"]);

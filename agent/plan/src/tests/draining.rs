@@ -65,15 +65,40 @@ fn if_none_here_is_ready_the_local_table_has_those_that_drain() {
     assert_eq!((world.local(), world.is_spare()), ([(4, true)].into(), false));
 }
 
-#[test]
-fn those_that_drain_and_do_not_serve_or_fail_are_in_no_table() {
-    fn changed_to(readiness: Readiness) -> impl Fn(&mut DesiredBackend) {
-        move |backend| {
-            if backend.readiness == Readiness::Draining {
-                backend.readiness = readiness;
-            }
+/// Returns a change of the endpoints that drain.
+fn changed_to(readiness: Readiness) -> impl Fn(&mut DesiredBackend) {
+    move |backend| {
+        if backend.readiness == Readiness::Draining {
+            backend.readiness = readiness;
         }
     }
+}
+
+/// The node that balances may know sooner that the first one here is ready.
+#[test]
+fn if_none_here_is_or_was_ready_the_local_table_has_those_that_are_not_ready_yet() {
+    let not_yet = |endpoints: &[(i16, &str)]| changed(endpoints, changed_to(Readiness::NotReady));
+    let mut world = World::new();
+    world.reach(&not_yet(&[(-1, "a"), (3, "b")]));
+    assert_eq!((world.local(), world.is_spare()), ([(1, false)].into(), true));
+    world.reach(&web(&[(1, "a"), (3, "b")]));
+    assert_eq!((world.local(), world.is_spare()), ([(1, true)].into(), false));
+    world.reach(&not_yet(&[(-1, "a"), (2, "a"), (3, "b")]));
+    assert_eq!((world.local(), world.is_spare()), ([(2, true)].into(), false));
+    // One that drains still serves.
+    let first_drains = |backend: &mut DesiredBackend| {
+        let is_first = backend.address == backends(&[(1, "a")]).first().unwrap().address;
+        backend.readiness = match backend.readiness {
+            Readiness::Draining if !is_first => Readiness::NotReady,
+            readiness => readiness,
+        };
+    };
+    world.reach(&changed(&[(-1, "a"), (-2, "a"), (3, "b")], first_drains));
+    assert_eq!((world.local(), world.is_spare()), ([(1, false)].into(), true));
+}
+
+#[test]
+fn those_that_drain_and_do_not_serve_or_fail_are_in_no_table() {
     let endpoints = [(-1, "a"), (3, "b")];
     for change in [Readiness::Stopping, Readiness::Failing].map(changed_to) {
         let mut world = World::new();
