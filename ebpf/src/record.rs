@@ -300,7 +300,8 @@ extern "C" fn flow_survey(set: Position) -> u64 {
         let word = |index| unsafe { ptr::read_volatile(words.add(index)) };
         let ports = word(1);
         if ports as u32 == 0 {
-            best = best.min(u64::from(way));
+            // The one that is looked at first is the best.
+            best = best.min(u64::from(number << 2 | way));
             continue;
         }
         found += 1 << Survey::USED;

@@ -8,7 +8,9 @@ use vipmux_common::abi::Stat;
 
 use super::{
     Plan,
-    workload::{self, CLIENT, FLOOD_CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE, TCP, UDP},
+    workload::{
+        self, CLIENT, FLOOD_CLIENT, LOCAL, LOCAL_CLIENT, OTHER, OTHER_CLIENT, OTHER_LOCAL_CLIENT, REMOTE, TCP, UDP,
+    },
     wrapper::{Variation, Wrapper},
 };
 use crate::{
@@ -205,9 +207,9 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
         let datagram = data("established, remote, UDP, one flow", workload::datagram(CLIENT, REMOTE), None, one);
         add(&mut cases, Spec { counted: HANDED_OVER, target: data_plane(UDP)?, ..datagram })?;
         for (name, variation, from, base) in [
-            ("established, local, one flow", None, CLIENT, one),
-            ("established, local, many, few", few, OTHER_CLIENT, many),
-            ("established, local, many, all", all, CLIENT, many),
+            ("established, local, one flow", None, LOCAL_CLIENT, one),
+            ("established, local, many, few", few, OTHER_LOCAL_CLIENT, many),
+            ("established, local, many, all", all, LOCAL_CLIENT, many),
         ] {
             let frame = workload::segment(from, LOCAL, ACK);
             add(&mut cases, Spec { verdict: PASS, counted: DELIVERED, ..data(name, frame, variation, base) })?;
@@ -225,12 +227,12 @@ fn full(cases: &mut Vec<Case>, plan: &Plan, services: u32, base: usize) -> Resul
     let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
     let spread = Variation { flows: plan.flows, services: services / 2 };
     let flood = Variation { flows: plan.capacity * 2, services: services / 2 };
-    for (name, to, verdict, counted) in [
-        ("established, remote, full table", REMOTE, TX, HANDED_OVER),
-        ("established, local, full table", LOCAL, PASS, DELIVERED),
+    for (name, from, to, verdict, counted) in [
+        ("established, remote, full table", CLIENT, REMOTE, TX, HANDED_OVER),
+        ("established, local, full table", LOCAL_CLIENT, LOCAL, PASS, DELIVERED),
     ] {
         // Twice, so that they are more than one packet each.
-        let frame = workload::segment(CLIENT, to, ACK);
+        let frame = workload::segment(from, to, ACK);
         let known = Wrapper::new(target.xdp()?.fd()?, &frame, Some(spread))?;
         known.run(2 * plan.flows)?;
         let new = Wrapper::new(target.xdp()?.fd()?, &workload::segment(FLOOD_CLIENT, to, SYN), Some(flood))?;
@@ -256,15 +258,18 @@ pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
     )?;
     for &services in &plan.services {
         let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
-        let data = |name, to| Spec {
+        let data = |name, from, to| Spec {
             services: Some(services),
-            frame: workload::segment(CLIENT, to, SYN),
+            frame: workload::segment(from, to, SYN),
             prepare: full,
             known: false,
             ..floor(name, target.clone(), Some(Variation { flows, services: services / 2 }), Some(empty))
         };
-        add(&mut cases, Spec { counted: NEWLY_HANDED_OVER, ..data("new flow, remote", REMOTE) })?;
-        add(&mut cases, Spec { verdict: PASS, counted: NEWLY_DELIVERED, ..data("new flow, local", LOCAL) })?;
+        add(&mut cases, Spec { counted: NEWLY_HANDED_OVER, ..data("new flow, remote", CLIENT, REMOTE) })?;
+        add(
+            &mut cases,
+            Spec { verdict: PASS, counted: NEWLY_DELIVERED, ..data("new flow, local", LOCAL_CLIENT, LOCAL) },
+        )?;
     }
     Ok(cases)
 }

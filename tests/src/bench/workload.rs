@@ -20,9 +20,13 @@ pub(super) const REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub(super) const LOCAL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// An address that is no VIP.
 pub(super) const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
-/// The first client. Cases with many flows have clients of their own.
+/// The first client of each case. No client has flows to both addresses: records of one client port
+/// are in one set, and the second one takes longer to find.
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 pub(super) const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 192, 0, 0);
+/// The same for Services whose backends are on this node.
+pub(super) const LOCAL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 160, 0, 0);
+pub(super) const OTHER_LOCAL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 0);
 pub(super) const FLOOD_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 0);
 
 pub(super) const TCP: u8 = 6;

@@ -110,6 +110,11 @@ fn a_record_is_of_the_backend_that_was_there() {
 }
 
 #[test]
+fn a_new_record_gets_the_way_that_is_looked_at_first() {
+    as_root(records::a_new_record_gets_the_way_that_is_looked_at_first);
+}
+
+#[test]
 fn a_second_set_is_only_used_if_it_must_be() {
     as_root(records::a_second_set_is_only_used_if_it_must_be);
 }

@@ -300,3 +300,21 @@ pub(crate) fn an_overflow_is_remembered() {
     let after = overflow();
     assert!(after.wrapping_sub(before) >= 10 * state.config.hz, "{before} became {after}");
 }
+
+/// Programs look at one way of a set first, and most of their time goes into each further one.
+pub(crate) fn a_new_record_gets_the_way_that_is_looked_at_first() {
+    let state = fixture::state();
+    let (mask, secret) = (sets(fixture::FLOWS) - 1, &state.config.flow_secret);
+    let home = |key: &FlowKey| flow_table::Place::new(secret, &key.client, key.client_port, key.protocol);
+    let mut ways = BTreeSet::new();
+    for client_port in 1024..1040 {
+        let key = FlowKey { client_port: u16::to_be(client_port), ..HTTP.flow() };
+        let program = Program::load(&state, fixture::FLOWS).unwrap();
+        assert_eq!(program.run(Hook::Ingress, &from_port(HTTP, &key, SYN)).unwrap().verdict, PASS);
+        let set = &program.flow_sets().unwrap()[home(&key).set(mask) as usize];
+        let used: Vec<_> = (0..WAYS).filter(|way| set.records[*way as usize].vip != 0).collect();
+        assert_eq!(used, [home(&key).way()], "port {client_port}");
+        ways.extend(used);
+    }
+    assert_eq!(ways.len(), WAYS as usize);
+}
