@@ -3,13 +3,15 @@
 //! It has three parts, each in its own program. So the verifier has three small problems instead of
 //! their product, and each part has its own stack. [`established`] handles flows with a record,
 //! which are nearly all packets. [`new`] makes records. [`odd`] handles the rest.
-
-use core::ptr;
+//!
+//! A SYN is taken for new at once. While memory delivers its set of the flow table, [`new`] chooses a
+//! backend. If the flow has a record after all, or none can be chosen, [`new`] runs again and looks
+//! for the record first.
 
 use vipmux_common::{
     abi::{
         Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
-        KNOWN_TOO_BIG, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
+        KNOWN_OPENING, KNOWN_TOO_BIG, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
     },
     hash,
 };
@@ -23,7 +25,8 @@ use crate::{
     maps::{CONFIG, SCRATCH},
     nat, neighbor,
     packet::{LATER, Packet, Transport},
-    record, reject,
+    position, record, reject,
+    scratch::{again, attempts, is_opening, known, once_more, tell},
     segment::Segment,
     service,
     verdict::{Outcome, Verdict},
@@ -44,11 +47,15 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
     let key = segment.flow(packet.source, id);
-    let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags.0, attempts: 0 };
+    let told = |known| Scratch { known, vip: id, vip_flags: flags.0, attempts: 0 };
+    if segment.is_syn() {
+        position::fetch(config, &key);
+        return tell(told(KNOWN_OPENING), Verdict::NEW);
+    }
     let source = Source { frame, interface, vip: flags };
     let found = match flow::find(config, &key, &segment, &source, now) {
         Ok(Some(found)) => found,
-        Ok(None) => return tell(is_new, Verdict::NEW),
+        Ok(None) => return tell(told(KNOWN_NEW), Verdict::NEW),
         Err(reason) => {
             if handed_over {
                 count::stat(Stat::FromPeer, frame.length);
@@ -69,44 +76,17 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     send(config, frame, interface, &packet, &transport, &segment, &found)
 }
 
-/// Passes what is known to the program that is called next.
-#[inline(always)]
-fn tell(scratch: Scratch, next: Verdict) -> Outcome {
-    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
-    // SAFETY: a per-CPU value, which is read by the program that this one calls, in the same run.
-    unsafe { *told = scratch };
-    Ok(next)
-}
-
-/// Continues with another backend, after one that was tried in vain. The VIP's flags are known.
-#[inline(always)]
-fn again(vip: u32) -> Outcome {
-    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
-    // SAFETY: as in `tell`.
-    unsafe { *told = Scratch { known: KNOWN_NEW, vip, attempts: attempts() + 1, ..*told } };
-    Ok(Verdict::NEW)
-}
-
-/// Returns the number of backends that were tried in vain for the packet's flow. It is read again for
-/// each use, since the stack has no room.
-#[inline(always)]
-fn attempts() -> u32 {
-    // SAFETY: a per-CPU value.
-    SCRATCH.get(0).map_or(0, |told| unsafe { ptr::read_volatile(&raw const told.attempts) })
-}
-
 /// Handles an IP packet that is addressed to this interface's MAC, if [`established`] does not know
 /// its flow.
 #[inline(always)]
 pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
     let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
-    let is_known_new = scratch.known == KNOWN_NEW;
-    let (id, flags) = if is_known_new {
+    let (id, flags) = if matches!(scratch.known, KNOWN_NEW | KNOWN_OPENING | KNOWN_VIP) {
         (scratch.vip, vip::Flags(scratch.vip_flags))
     } else {
         let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
-        tell(Scratch { vip_flags: flags.0, ..Scratch::default() }, Verdict::NEW)?;
+        tell(Scratch { vip: id, vip_flags: flags.0, ..Scratch::default() }, Verdict::NEW)?;
         (id, flags)
     };
     let transport = packet.transport(frame, Some(frame.available()))?;
@@ -114,17 +94,18 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         return tell(Scratch::default(), Verdict::ODD);
     }
     let segment = transport.segment(frame.end)?;
-    if flags.is_handed_over() && attempts() == 0 {
+    if flags.is_handed_over() && attempts() == 0 && known() != KNOWN_VIP {
         count::stat(Stat::FromPeer, frame.length);
     }
     let key = segment.flow(packet.source, id);
-    let now = flow::now();
     let source = Source { frame, interface, vip: flags };
-    let known = match CONFIG.get(0) {
-        Some(config) if !is_known_new => flow::find(config, &key, &segment, &source, now)?,
+    let recorded = match CONFIG.get(0) {
+        Some(config) if !matches!(known(), KNOWN_NEW | KNOWN_OPENING) => {
+            flow::find(config, &key, &segment, &source, flow::now())?
+        }
         _ => None,
     };
-    let (mut found, is_new, to_remember) = match known {
+    let (mut found, is_new, to_remember) = match recorded {
         Some(found) => {
             if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
                 return Err(DropReason::SourceRange.into());
@@ -143,20 +124,29 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 return Err(DropReason::SourceRange.into());
             }
             if service.flags & SERVICE_KERNEL != 0 {
-                fragment::record_kernel(&packet, &transport, now)?;
+                if is_opening() {
+                    return once_more();
+                }
+                fragment::record_kernel(&packet, &transport, flow::now())?;
                 return Ok(Verdict::KERNEL);
             }
-            let (target, to_remember) = service::pick(&key, &service, &source, attempts())?;
+            let (target, to_remember) = match service::pick(&key, &service, &source, attempts()) {
+                Ok(picked) => picked,
+                Err(_) if is_opening() => return once_more(),
+                Err(reason) => return Err(reason.into()),
+            };
             let (slot, slot_generation, flags) = (service.slot, service.generation, state.flags);
             let found = Found { target, slot, slot_generation, flags, ranges: 0, kept: Kept::Partly };
             (found, true, to_remember)
         }
     };
     if matches!(found.kept, Kept::Partly | Kept::Renewed) {
-        found.kept = record::record(&key, &found, &segment, is_new, now);
+        found.kept = record::record(&key, &found, &segment, is_new, flow::now());
     }
-    if found.kept == Kept::Collision && (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS {
-        return again(key.vip);
+    match found.kept {
+        Kept::Before => return once_more(),
+        Kept::Collision if (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS => return again(),
+        _ => {}
     }
     let is_recorded = is_new && found.kept == Kept::Record;
     if is_recorded && to_remember {
@@ -166,7 +156,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         count::stat(Stat::NewFlows, frame.length);
     }
     count::service(found.slot, frame.length, is_recorded);
-    fragment::record(&packet, &transport, &found, now)?;
+    fragment::record(&packet, &transport, &found, flow::now())?;
     let config = CONFIG.get(0).ok_or(Verdict::PASS)?;
     send(config, frame, interface, &packet, &transport, &segment, &found)
 }

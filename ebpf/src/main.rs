@@ -33,6 +33,7 @@ mod record;
 mod reject;
 mod reply;
 mod restore;
+mod scratch;
 mod segment;
 mod service;
 mod verdict;

@@ -31,6 +31,18 @@ pub(crate) fn at(position: Position) -> Option<*mut FlowRecord> {
     Some(unsafe { set.cast::<FlowRecord>().add((position % WAYS) as usize) })
 }
 
+/// Makes the CPU fetch the set of a flow that will soon be written there. BPF has no prefetch, and a
+/// load would hold up what follows; a store does not. It stores the zero that is there.
+#[inline(always)]
+pub(crate) fn fetch(config: &Config, key: &FlowKey) {
+    const UNUSED: u32 = OVERFLOW_WAY + 1;
+    let place = place(config, &key.client, key.client_port, key.protocol);
+    if let Some(record) = at(place.set(config.flow_mask) * WAYS + UNUSED) {
+        // SAFETY: in the table. Only the first two records' fields have a use.
+        unsafe { ptr::write_volatile(&raw mut (*record).of_set, 0) };
+    }
+}
+
 /// Whether flows that have a set as their first one use their second one.
 #[derive(Clone, Copy)]
 pub(crate) struct Overflow {

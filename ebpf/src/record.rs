@@ -20,6 +20,7 @@ use crate::{
     nat,
     packet::UDP,
     position::{self, Overflow, Position, Words},
+    scratch::is_opening,
     segment::Segment,
     wire::add_atomically,
 };
@@ -46,8 +47,11 @@ const NO_ROOM: u32 = 8;
 const COLLISION: u32 = 9;
 /// No record was written yet: the second set matters too.
 const BOTH_SETS: u32 = 10;
+/// No record was written: the flow has one.
+const KNOWN: u32 = 11;
 
-/// Records a packet's flow. `is_new`: this is its first packet.
+/// Records a packet's flow. `is_new`: this is its first packet. If nobody has looked for a record yet
+/// ([`is_opening`]), one of the same flow stays as it is.
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
     let (Some(workspace), Some(config)) = (Workspace::get(), CONFIG.get(0)) else { return Kept::NoRoom };
@@ -81,6 +85,7 @@ pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bo
     match outcome {
         NO_ROOM => return Kept::NoRoom,
         COLLISION => return Kept::Collision,
+        KNOWN => return Kept::Before,
         evicted if evicted > FREE as u32 => {
             count::evicted(Stat::EvictedClosed as u32 + evicted - CLOSED as u32);
         }
@@ -144,13 +149,15 @@ impl Lock {
 }
 
 /// Writes the record in the workspace into its first set, if that is all that matters. Returns the
-/// rank of the record that it replaces, or [`NO_ROOM`], [`COLLISION`] or [`BOTH_SETS`].
+/// rank of the record that it replaces, or [`NO_ROOM`], [`COLLISION`], [`BOTH_SETS`] or [`KNOWN`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_record(first: Position) -> u32 {
     let Some(lock) = Lock::take(first) else { return NO_ROOM };
     let one = Survey(flow_survey(first));
-    let outcome = if one.collides(first) {
+    let outcome = if one.has_flow() && is_opening() {
+        KNOWN
+    } else if one.collides(first) {
         COLLISION
     } else if one.has_flow() || !Overflow::of(first).is_some_and(|overflow| overflow.is_recent()) && one.offers_room() {
         write(first, one)
@@ -184,6 +191,9 @@ extern "C" fn flow_record_in_either(sets: u64) -> u32 {
 #[inline(always)]
 fn place_record(first: Position, second: Position) -> u32 {
     let (one, other) = (Survey(flow_survey(first)), Survey(flow_survey(second)));
+    if (one.has_flow() || other.has_flow()) && is_opening() {
+        return KNOWN;
+    }
     if one.collides(first) || other.collides(second) {
         return COLLISION;
     }

@@ -119,10 +119,10 @@ pub struct Lapse {
 pub struct Scratch {
     /// The known facts: 0 none, or one of the `KNOWN_` numbers.
     pub known: u32,
-    /// [`super::VipValue::id`], with [`KNOWN_NEW`]. The path's MTU in bytes, with
-    /// [`KNOWN_TOO_BIG`].
+    /// [`super::VipValue::id`], with [`KNOWN_NEW`], [`KNOWN_OPENING`] and [`KNOWN_VIP`]. The path's
+    /// MTU in bytes, with [`KNOWN_TOO_BIG`].
     pub vip: u32,
-    /// [`super::VipValue::flags`], with [`KNOWN_NEW`].
+    /// [`super::VipValue::flags`], with the same as the id.
     pub vip_flags: u32,
     /// The number of backends that were tried in vain for the flow, with [`KNOWN_NEW`].
     pub attempts: u32,
@@ -137,6 +137,10 @@ pub const KNOWN_NO_BACKEND: u32 = 3;
 
 /// The packet is longer than the MTU of the path to its backend's node.
 pub const KNOWN_TOO_BIG: u32 = 4;
+/// The packet is a whole SYN or INIT to a VIP. Nobody has looked for a record of its flow.
+pub const KNOWN_OPENING: u32 = 5;
+/// The same, and its flow may have a record.
+pub const KNOWN_VIP: u32 = 6;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;

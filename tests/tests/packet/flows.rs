@@ -17,6 +17,7 @@ use crate::{
         CLIENT, CLIENT_PORT, DNS, DNS_UDP, Endpoint, FAR, FAR_MAC, HTTP, HTTP_TOO, HTTPS, LATE, LINGER, LOCAL,
         LOCAL_TOO, PEER_MAC, REMOTE, SPREAD, SYSLOG, Service, TCP_IDLE, UDP_IDLE, WHILE, from_client,
     },
+    services::kernel,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -158,6 +159,18 @@ fn vouched() -> Vec<Case> {
             .given(|state| {
                 SPREAD.record_vouched(state, REMOTE, WHILE, 0);
                 REMOTE.of(state).flags = 0;
+            })
+            .then(|state| SPREAD.record_vouched(state, REMOTE, 0, 0)),
+        to_peer("so it does if the Service's table has no backend", &syn(SPREAD))
+            .given(|state| {
+                SPREAD.set(state, &[], &[]);
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
+            })
+            .then(|state| SPREAD.record_vouched(state, REMOTE, 0, 0)),
+        to_peer("so it does if the Service is left to the kernel now", &syn(SPREAD))
+            .given(|state| {
+                kernel(state, SPREAD);
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
             })
             .then(|state| SPREAD.record_vouched(state, REMOTE, 0, 0)),
         to_peer("a record of an ended epoch gets the new one, if its backend is still there", &segment(SPREAD))

@@ -315,7 +315,7 @@ fn every_port() -> Vec<Case> {
     ]
 }
 
-fn kernel(state: &mut State, service: Service) {
+pub(crate) fn kernel(state: &mut State, service: Service) {
     state.services.get_mut(&service.key()).unwrap().flags = SERVICE_KERNEL;
 }
 

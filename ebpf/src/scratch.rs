@@ -1,0 +1,58 @@
+//! What a program tells the one that it calls for the same packet.
+
+use core::ptr;
+
+use vipmux_common::abi::{KNOWN_NEW, KNOWN_OPENING, KNOWN_VIP, Scratch};
+
+use crate::{
+    maps::SCRATCH,
+    verdict::{Outcome, Verdict},
+};
+
+/// Passes what is known to the program that is called next.
+#[inline(always)]
+pub(crate) fn tell(scratch: Scratch, next: Verdict) -> Outcome {
+    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
+    // SAFETY: a per-CPU value, which is read by the program that this one calls, in the same run.
+    unsafe { *told = scratch };
+    Ok(next)
+}
+
+/// Continues with another backend, after one that was tried in vain. The VIP and its flags are known.
+#[inline(always)]
+pub(crate) fn again() -> Outcome {
+    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
+    // SAFETY: as in `tell`.
+    unsafe { *told = Scratch { known: KNOWN_NEW, attempts: (*told).attempts + 1, ..*told } };
+    Ok(Verdict::NEW)
+}
+
+/// The same with a look for the flow's record, after it was taken for new.
+#[inline(always)]
+pub(crate) fn once_more() -> Outcome {
+    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
+    // SAFETY: as in `tell`.
+    unsafe { (*told).known = KNOWN_VIP };
+    Ok(Verdict::NEW)
+}
+
+/// Returns the number of backends that were tried in vain for the packet's flow. It is read again for
+/// each use, since the stack has no room.
+#[inline(always)]
+pub(crate) fn attempts() -> u32 {
+    // SAFETY: a per-CPU value.
+    SCRATCH.get(0).map_or(0, |told| unsafe { ptr::read_volatile(&raw const told.attempts) })
+}
+
+/// Returns whether the packet's flow is taken for new, and nobody has looked for its record.
+#[inline(always)]
+pub(crate) fn is_opening() -> bool {
+    known() == KNOWN_OPENING
+}
+
+/// The same for what is known of the packet.
+#[inline(always)]
+pub(crate) fn known() -> u32 {
+    // SAFETY: a per-CPU value.
+    SCRATCH.get(0).map_or(0, |told| unsafe { ptr::read_volatile(&raw const told.known) })
+}
