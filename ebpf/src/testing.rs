@@ -14,7 +14,7 @@ use aya_ebpf::{
         BPF_F_MMAPABLE, TC_ACT_OK, TC_ACT_UNSPEC,
         xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
     },
-    helpers::{bpf_jiffies64, bpf_redirect},
+    helpers::{bpf_jiffies64, bpf_redirect, bpf_xdp_adjust_head},
     macros::{classifier, map, xdp},
     maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
     programs::{TcContext, XdpContext},
@@ -25,7 +25,7 @@ use vipmux_common::{
     flow_table::Place,
 };
 
-use crate::template::{BACKENDS, FIRST_PORT, PORT_BITS, Template, WORDS};
+use crate::template::{BACKENDS, FIRST_PORT, LENGTH, PORT_BITS, Template, WORDS};
 
 #[map]
 static TEMPLATE: Array<Template> = Array::with_max_entries(1, 0);
@@ -101,6 +101,27 @@ pub fn restore(context: XdpContext) -> u32 {
 #[xdp(frags)]
 pub fn restore_flow(context: XdpContext) -> u32 {
     if put_back(&context).and_then(|(at, template)| next_flow(at, template)).is_some() {
+        // SAFETY: as above.
+        unsafe { TARGET.tail_call(&context, 0) };
+    }
+    XDP_ABORTED
+}
+
+/// [`restore`] for a program that adds a header, which this takes away first.
+#[xdp(frags)]
+pub fn restore_grown(context: XdpContext) -> u32 {
+    if take_away(&context).and_then(|()| put_back(&context)).is_some() {
+        // SAFETY: as above.
+        unsafe { TARGET.tail_call(&context, 0) };
+    }
+    XDP_ABORTED
+}
+
+/// [`restore_flow`] for such a program.
+#[xdp(frags)]
+pub fn restore_grown_flow(context: XdpContext) -> u32 {
+    let packet = take_away(&context).and_then(|()| put_back(&context));
+    if packet.and_then(|(at, template)| next_flow(at, template)).is_some() {
         // SAFETY: as above.
         unsafe { TARGET.tail_call(&context, 0) };
     }
@@ -241,6 +262,15 @@ const VALUE: [u64; 4] = [0; 4];
 fn bytes(context: &XdpContext, length: usize) -> Option<usize> {
     let at = context.data();
     (at + length <= context.data_end()).then_some(at)
+}
+
+/// Takes the header away that the last iteration added. If it added none, this costs the same: so it
+/// does in the empty program's iterations, from which the figures are subtracted.
+#[inline(always)]
+fn take_away(context: &XdpContext) -> Option<()> {
+    let header = (context.data_end() - context.data()).checked_sub(LENGTH)?;
+    // SAFETY: the context is valid, and nobody has a pointer into the packet yet.
+    (unsafe { bpf_xdp_adjust_head(context.ctx, header as i32) } == 0).then_some(())
 }
 
 #[inline(always)]

@@ -14,11 +14,14 @@ pub mod cores;
 pub mod failover;
 pub mod forwarding;
 mod goals;
+pub mod katran;
 mod measure;
 mod report;
 pub mod sync;
 mod workload;
 mod wrapper;
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 
@@ -38,6 +41,8 @@ pub struct Plan {
     pub flows: u32,
     /// Records of the flow table.
     pub capacity: u32,
+    /// Katran's object file, to measure it beside the data plane.
+    pub katran: Option<PathBuf>,
     /// The parts to measure.
     pub part: Part,
     /// Options of the changes.
@@ -91,6 +96,7 @@ impl Default for Plan {
             packets: 500_000,
             flows: 65_536,
             capacity: 1 << 20,
+            katran: None,
             part: Part::All,
             sync: sync::Plan::default(),
             allocation: allocation::Plan::default(),
@@ -127,8 +133,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
         note(Part::Allocate, result.map(|rows| measured.allocation = rows));
     }
     if wanted(Part::Packets) {
-        let result = packets(plan, progress);
-        note(Part::Packets, result.map(|rows| (measured.figures, measured.ratios) = rows));
+        let result = packets(plan, &mut measured, progress);
+        note(Part::Packets, result);
     }
     if wanted(Part::Forwarding) {
         let result = forwarding::run(plan, progress);
@@ -137,9 +143,9 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
     Report::new(plan, measured, failures)
 }
 
-fn packets(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Vec<Figure>, Vec<Ratio>)> {
-    let mut figures = Vec::new();
-    let mut ratios = Vec::new();
+/// Nothing is kept of a run that failed.
+fn packets(plan: &Plan, measured: &mut Measured, progress: &mut dyn FnMut(&str)) -> Result<()> {
+    let (mut figures, mut ratios, mut beside_katran) = (Vec::new(), Vec::new(), Vec::new());
     for (name, cases) in [("known flows", cases::known as cases::Phase), ("new flows", cases::new)] {
         progress(&format!("{name}: loading"));
         let cases = cases(plan)?;
@@ -148,6 +154,8 @@ fn packets(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Vec<Figure>, 
         })?;
         figures.extend(report::figures(&cases, &samples));
         ratios.extend(report::ratios(&cases, &samples));
+        beside_katran.extend(katran::compare(&cases, &samples));
     }
-    Ok((figures, ratios))
+    (measured.figures, measured.ratios, measured.katran) = (figures, ratios, beside_katran);
+    Ok(())
 }

@@ -3,6 +3,8 @@
 /// Words of the packet that the wrapper restores: Ethernet, IPv4 and TCP without options, and a
 /// little more.
 pub const WORDS: usize = 7;
+/// Bytes of a frame of a test run: room for these words, at least an Ethernet frame's 60 bytes.
+pub const LENGTH: usize = 60;
 /// Ports per client address, as a power of two. They begin at [`FIRST_PORT`].
 pub const PORT_BITS: u32 = 15;
 /// The first of them.

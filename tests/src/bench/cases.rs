@@ -1,13 +1,14 @@
 //! The cases, in two phases: a flood of new flows would evict the known ones.
 
-use std::rc::Rc;
+use std::{net::Ipv4Addr, rc::Rc};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::{Ebpf, EbpfLoader, programs::Xdp};
 use vipmux_common::abi::Stat;
 
 use super::{
     Plan,
+    katran::{self, Katran},
     workload::{
         self, CLIENT, FLOOD_CLIENT, LOCAL, LOCAL_CLIENT, OTHER, OTHER_CLIENT, OTHER_LOCAL_CLIENT, REMOTE, TCP, UDP,
     },
@@ -21,21 +22,28 @@ use crate::{
 /// A function that makes a phase's cases.
 pub(super) type Phase = fn(&Plan) -> Result<Vec<Case>>;
 
-const PASS: u32 = 2;
+pub(super) const PASS: u32 = 2;
 const TX: u32 = 3;
 /// The constant of the same name in `ebpf/src/testing.rs`.
 const FLOOR_SETS: u32 = 1 << 18;
 
 /// Counters, and for each: true if it counts all packets, false if none.
-type Counted = &'static [(Stat, bool)];
-const PASSED: Counted = &[(Stat::Passed, true)];
-const HANDED_OVER: Counted = &[(Stat::HandedOver, true), (Stat::NewFlows, false)];
-const DELIVERED: Counted = &[(Stat::Local, true), (Stat::NewFlows, false)];
-const NEWLY_HANDED_OVER: Counted = &[(Stat::HandedOver, true), (Stat::NewFlows, true)];
-const NEWLY_DELIVERED: Counted = &[(Stat::Local, true), (Stat::NewFlows, true)];
+pub(super) type Counted = &'static [(Counter, bool)];
+const PASSED: Counted = &[(Counter::Ours(Stat::Passed), true)];
+const HANDED_OVER: Counted = &[(Counter::Ours(Stat::HandedOver), true), (Counter::Ours(Stat::NewFlows), false)];
+const DELIVERED: Counted = &[(Counter::Ours(Stat::Local), true), (Counter::Ours(Stat::NewFlows), false)];
+const NEWLY_HANDED_OVER: Counted = &[(Counter::Ours(Stat::HandedOver), true), (Counter::Ours(Stat::NewFlows), true)];
+const NEWLY_DELIVERED: Counted = &[(Counter::Ours(Stat::Local), true), (Counter::Ours(Stat::NewFlows), true)];
 
 /// The Services that flows of cases named "few" go to, however many Services there are.
-const FEW: u32 = 5;
+pub(super) const FEW: u32 = 5;
+
+/// A counter of a program under test.
+#[derive(Clone, Copy)]
+pub(super) enum Counter {
+    Ours(Stat),
+    Katran(katran::Counter),
+}
 
 /// A case.
 pub(super) struct Case {
@@ -53,70 +61,87 @@ pub(super) struct Case {
 
 /// The origin of the program under test.
 #[derive(Clone)]
-enum Target {
+pub(super) enum Target {
     Testing(Rc<Ebpf>, &'static str),
     DataPlane(Rc<Program>),
+    Katran(Rc<Katran>),
 }
 
 /// The description of a case.
-struct Spec {
-    name: &'static str,
-    services: Option<u32>,
-    target: Target,
-    frame: Vec<u8>,
-    variation: Option<Variation>,
-    base: Option<usize>,
+pub(super) struct Spec {
+    pub(super) name: &'static str,
+    pub(super) services: Option<u32>,
+    pub(super) target: Target,
+    pub(super) frame: Vec<u8>,
+    /// Whether the program may add a header, or is the base of such programs.
+    pub(super) grows: bool,
+    pub(super) variation: Option<Variation>,
+    pub(super) base: Option<usize>,
     /// Packets that fill the maps once.
-    prepare: u32,
+    pub(super) prepare: u32,
     /// Whether its flows are known after that. Then they are visited in another order.
-    known: bool,
-    warm_up: u32,
-    verdict: u32,
-    counted: Counted,
+    pub(super) known: bool,
+    pub(super) warm_up: u32,
+    pub(super) verdict: u32,
+    pub(super) counted: Counted,
+}
+
+impl Counter {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ours(stat) => stat.name(),
+            Self::Katran(counter) => counter.name(),
+        }
+    }
 }
 
 impl Target {
-    fn xdp(&self) -> Result<&Xdp> {
+    pub(super) fn xdp(&self) -> Result<&Xdp> {
         match self {
             Self::Testing(ebpf, program) => program::xdp(ebpf, program),
             Self::DataPlane(program) => program.xdp(),
+            Self::Katran(katran) => katran.xdp(),
         }
     }
 
-    fn packets(&self, counted: &[(Stat, bool)]) -> Result<Vec<u64>> {
-        match self {
-            Self::Testing(..) => Ok(Vec::new()),
-            Self::DataPlane(program) => {
-                let stats = program.counters()?.stats;
-                Ok(counted.iter().map(|(stat, _)| stats[*stat as usize].packets).collect())
-            }
+    fn packets(&self, counter: Counter) -> Result<u64> {
+        match (self, counter) {
+            (Self::DataPlane(program), Counter::Ours(stat)) => Ok(program.counters()?.stats[stat as usize].packets),
+            (Self::Katran(katran), Counter::Katran(counter)) => katran.packets(counter),
+            _ => bail!("the program has no counter of packets that are {}", counter.name()),
         }
+    }
+
+    fn all_packets(&self, counted: Counted) -> Result<Vec<u64>> {
+        counted.iter().map(|&(counter, _)| self.packets(counter)).collect()
     }
 }
 
 /// Fills the maps, checks that the case does what it should, and adds it. Returns its index.
-fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
+pub(super) fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
     const CHECKED: u32 = 10_000;
-    let Spec { name, services, target, frame, variation, base, prepare, known, warm_up, verdict, counted } = spec;
-    let mut wrapper = Wrapper::new(target.xdp()?.fd()?, &frame, variation)?;
+    let Spec { name, services, target, frame, grows, variation, base, prepare, known, warm_up, verdict, counted } =
+        spec;
+    let wrapper = if grows { Wrapper::growing } else { Wrapper::new };
+    let mut wrapper = wrapper(target.xdp()?.fd()?, &frame, variation)?;
     wrapper.run(prepare.max(warm_up).max(1))?;
     if known {
         wrapper.visit_in_another_order()?;
         wrapper.run(warm_up.max(1))?;
     }
-    let before = target.packets(counted)?;
+    let before = target.all_packets(counted)?;
     let sample = wrapper.run(CHECKED)?;
     ensure!(sample.verdict == verdict, "{name}: verdict {}, not {verdict}", sample.verdict);
-    for (((stat, each), before), after) in counted.iter().zip(before).zip(target.packets(counted)?) {
+    for (((counter, each), before), after) in counted.iter().zip(before).zip(target.all_packets(counted)?) {
         let wanted = if *each { u64::from(CHECKED) } else { 0 };
-        ensure!(after - before == wanted, "{name}: {} of {CHECKED} packets are {}", after - before, stat.name());
+        ensure!(after - before == wanted, "{name}: {} of {CHECKED} packets are {}", after - before, counter.name());
     }
     cases.push(Case { name, services, wrapper, base, warm_up, _target: target });
     Ok(cases.len() - 1)
 }
 
 /// The testing object with these of its programs, and maps of these sizes.
-fn testing(programs: &[&str], hash: u32, lru: u32) -> Result<Rc<Ebpf>> {
+pub(super) fn testing(programs: &[&str], hash: u32, lru: u32) -> Result<Rc<Ebpf>> {
     let mut ebpf = EbpfLoader::new()
         .map_max_entries("FLOOR_HASH", hash)
         .map_max_entries("FLOOR_LRU", lru)
@@ -130,12 +155,13 @@ fn testing(programs: &[&str], hash: u32, lru: u32) -> Result<Rc<Ebpf>> {
 }
 
 /// A case of the testing object, without Services.
-fn floor(name: &'static str, target: Target, variation: Option<Variation>, base: Option<usize>) -> Spec {
+pub(super) fn floor(name: &'static str, target: Target, variation: Option<Variation>, base: Option<usize>) -> Spec {
     Spec {
         name,
         services: None,
         target,
         frame: workload::segment(CLIENT, REMOTE, ACK),
+        grows: false,
         variation,
         base,
         prepare: 0,
@@ -144,6 +170,12 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
         verdict: TX,
         counted: &[],
     }
+}
+
+/// A case of known flows to an address.
+fn sent_to(to: Ipv4Addr, spec: Spec) -> Spec {
+    let (verdict, counted) = if to == LOCAL { (PASS, DELIVERED) } else { (TX, HANDED_OVER) };
+    Spec { verdict, counted, ..spec }
 }
 
 /// The lower bound of the data plane's cases: the indices of the empty programs for one flow and
@@ -206,15 +238,23 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
             ("established, local, many, all", all, LOCAL_CLIENT, LOCAL),
         ] {
             let base = if variation.is_some() { many } else { one };
-            let (verdict, counted) = if to == LOCAL { (PASS, DELIVERED) } else { (TX, HANDED_OVER) };
             let case = data(name, workload::segment(from, to, ACK), variation, base);
-            add(&mut cases, Spec { verdict, counted, ..case })?;
+            add(&mut cases, sent_to(to, case))?;
         }
-        let datagram = data("established, remote, UDP, one flow", workload::datagram(CLIENT, REMOTE), None, one);
-        add(&mut cases, Spec { counted: HANDED_OVER, target: data_plane(UDP)?, ..datagram })?;
+        let datagrams = data_plane(UDP)?;
+        for (name, from, to) in [
+            ("established, remote, UDP, one flow", CLIENT, REMOTE),
+            ("established, local, UDP, one flow", LOCAL_CLIENT, LOCAL),
+        ] {
+            let case = data(name, workload::datagram(from, to), None, one);
+            add(&mut cases, sent_to(to, Spec { target: datagrams.clone(), ..case }))?;
+        }
     }
     for &services in &plan.services {
         full(&mut cases, plan, services, many)?;
+    }
+    if let Some(object) = &plan.katran {
+        katran::known(&mut cases, plan, object)?;
     }
     Ok(cases)
 }
@@ -225,10 +265,9 @@ fn full(cases: &mut Vec<Case>, plan: &Plan, services: u32, base: usize) -> Resul
     let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
     let spread = Variation { flows: plan.flows, services: services / 2 };
     let flood = Variation { flows: plan.capacity * 2, services: services / 2 };
-    for (name, from, to, verdict, counted) in [
-        ("established, remote, full table", CLIENT, REMOTE, TX, HANDED_OVER),
-        ("established, local, full table", LOCAL_CLIENT, LOCAL, PASS, DELIVERED),
-    ] {
+    for (name, from, to) in
+        [("established, remote, full table", CLIENT, REMOTE), ("established, local, full table", LOCAL_CLIENT, LOCAL)]
+    {
         // Twice, so that they are more than one packet each.
         let frame = workload::segment(from, to, ACK);
         let known = Wrapper::new(target.xdp()?.fd()?, &frame, Some(spread))?;
@@ -236,16 +275,25 @@ fn full(cases: &mut Vec<Case>, plan: &Plan, services: u32, base: usize) -> Resul
         let new = Wrapper::new(target.xdp()?.fd()?, &workload::segment(FLOOD_CLIENT, to, SYN), Some(flood))?;
         new.run(flood.flows)?;
         let case = floor(name, target.clone(), Some(spread), Some(base));
-        add(cases, Spec { services: Some(services), frame, verdict, counted, warm_up: plan.flows, ..case })?;
+        add(cases, sent_to(to, Spec { services: Some(services), frame, warm_up: plan.flows, ..case }))?;
     }
     Ok(())
+}
+
+/// The flows that cases of new flows go through, far more than the tables hold.
+pub(super) fn new_flows(plan: &Plan) -> u32 {
+    plan.capacity.saturating_mul(4).next_power_of_two()
+}
+
+/// The packets of new flows that fill a flow table.
+pub(super) fn filling(plan: &Plan) -> u32 {
+    plan.capacity + plan.capacity / 4
 }
 
 /// Flows without a record, while the tables are full.
 pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
-    let flows = plan.capacity.saturating_mul(4).next_power_of_two();
-    let full = plan.capacity + plan.capacity / 4;
+    let (flows, full) = (new_flows(plan), filling(plan));
     let object = testing(&["empty_tx", "lru_insert"], 1, plan.capacity)?;
     let testing = |program| Target::Testing(Rc::clone(&object), program);
     let spread = Some(Variation { flows, services: 1 });
@@ -268,6 +316,9 @@ pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
             &mut cases,
             Spec { verdict: PASS, counted: NEWLY_DELIVERED, ..data("new flow, local", LOCAL_CLIENT, LOCAL) },
         )?;
+    }
+    if let Some(object) = &plan.katran {
+        katran::new(&mut cases, plan, object)?;
     }
     Ok(cases)
 }

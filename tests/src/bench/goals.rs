@@ -8,6 +8,7 @@ use super::{
     cores::{BESIDE_FLOOD, CoreRate},
     failover::Failover,
     forwarding::Rate,
+    katran::Comparison,
     sync::Latency,
 };
 
@@ -66,11 +67,17 @@ const OURS: &str = "vipmux";
 
 /// Returns all goals that these figures cover. Packet costs are with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
-    let Measured { figures, ratios, cores, forwarding, sync, allocation, failover } = measured;
+    let Measured { figures, ratios, katran, cores, forwarding, sync, allocation, failover } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
         goals.push(Goal::at_most(format!("{case}: {most} to {fewest} Services"), *ratio, GROWTH));
+    }
+    for Comparison { case, remote, local, .. } in katran {
+        for (to, beside) in [("remote", Some(remote)), ("local", local.as_ref())] {
+            let aim = beside.and_then(|beside| Some((beside.ratio, beside.aim?)));
+            goals.extend(aim.map(|(ratio, aim)| Goal::at_most(format!("{case}: {to}, over Katran"), ratio, aim)));
+        }
     }
     for CoreRate { case, cores, linear, .. } in cores.iter().filter(|rate| rate.cores > 1 || rate.case == BESIDE_FLOOD)
     {
@@ -137,6 +144,7 @@ fn packets(figures: &[Figure], case: &str, most: f64, floors: &[&str]) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::katran::Beside;
 
     fn figure(case: &'static str, services: Option<u32>, net: f64) -> Figure {
         Figure { case, services, median: 0.0, least: 0.0, most: 0.0, net: Some(net), elapsed: 0.0 }
@@ -185,6 +193,15 @@ mod tests {
             vec![rate("hand-over, new", 3.9), rate("local, new", 2.0), rate("local, new, rules behind", 0.1)];
         let goals = all(&Measured { forwarding, ..Measured::default() });
         assert_eq!(goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [false, true], "{goals:?}");
+    }
+
+    #[test]
+    fn a_ratio_to_katran_is_a_goal_if_it_has_an_aim() {
+        let beside = |ratio, aim| Beside { net: 50.0, ratio, aim };
+        let (remote, local) = (beside(0.5, Some(0.45)), Some(beside(0.55, None)));
+        let katran = vec![Comparison { case: "Katran: TCP, one flow", katran: 100.0, remote, local }];
+        let goals = all(&Measured { katran, ..Measured::default() });
+        assert_eq!(goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [false], "{goals:?}");
     }
 
     #[test]

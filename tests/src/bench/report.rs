@@ -13,6 +13,7 @@ use super::{
     failover::{Away, Failover},
     forwarding::Rate,
     goals::{self, Goal},
+    katran::{Beside, Comparison},
     sync::Latency,
     wrapper::Sample,
 };
@@ -62,6 +63,9 @@ pub struct Measured {
     pub figures: Vec<Figure>,
     /// The ratio of the most Services to the fewest.
     pub ratios: Vec<Ratio>,
+    /// The cost of packets beside Katran's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub katran: Vec<Comparison>,
     /// Packets per second of several cores.
     pub cores: Vec<CoreRate>,
     /// Packets per core.
@@ -157,7 +161,7 @@ pub(super) fn ratios(cases: &[Case], samples: &[Vec<Sample>]) -> Vec<Ratio> {
     ratios
 }
 
-fn net(samples: &[Sample], base: &[Sample]) -> Vec<f64> {
+pub(super) fn net(samples: &[Sample], base: &[Sample]) -> Vec<f64> {
     samples.iter().zip(base).map(|(sample, base)| sample.cpu - base.cpu).collect()
 }
 
@@ -189,6 +193,9 @@ impl fmt::Display for Report {
         writeln!(f, "{}, Linux {}", self.cpu, self.kernel)?;
         if !self.measured.figures.is_empty() {
             self.packets(f)?;
+        }
+        if !self.measured.katran.is_empty() {
+            self.beside_katran(f)?;
         }
         if !self.measured.cores.is_empty() {
             self.cores(f)?;
@@ -236,6 +243,20 @@ impl Report {
             let net = figure.net.map_or_else(String::new, |net| format!("{net:.1}"));
             let Figure { case, median, least, most, .. } = figure;
             writeln!(f, "{case:<34}{services:>9}{net:>9}{median:>9.1}{least:>9.1}{most:>9.1}")?;
+        }
+        Ok(())
+    }
+
+    fn beside_katran(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n{:<34}{:>9}", "ns per packet over an empty one", "Katran")?;
+        writeln!(f, "{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}", "remote", "ratio", "aim", "local", "ratio", "aim")?;
+        for Comparison { case, katran, remote, local } in &self.measured.katran {
+            write!(f, "{case:<34}{katran:>9.1}")?;
+            for Beside { net, ratio, aim } in [Some(remote), local.as_ref()].into_iter().flatten() {
+                let aim = aim.map_or_else(String::new, |aim| aim.to_string());
+                write!(f, "{net:>9.1}{ratio:>9.2}{aim:>9}")?;
+            }
+            writeln!(f)?;
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 
 /// The first Service's port on either address. The others follow.
-const PORT: u16 = 20_000;
+pub(super) const PORT: u16 = 20_000;
 const ENDPOINTS: u32 = 10;
 /// A Maglev table's length for ten endpoints. Its content hardly matters if it is balanced.
 const TABLE: u32 = 251;

@@ -14,10 +14,7 @@ use aya::{
 use super::measure::thread_time;
 use crate::program::{self, TESTING_OBJECT};
 use template::WORDS;
-pub(super) use template::{BACKENDS, Template};
-
-/// Room for the words that the wrapper restores, at least an Ethernet frame's 60 bytes.
-pub(super) const LENGTH: usize = 60;
+pub(super) use template::{BACKENDS, LENGTH, Template};
 
 /// How the flow varies between packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,16 +52,25 @@ impl Wrapper {
     /// Makes a wrapper around `target`, with an Ethernet frame of at most 60 bytes. If the frame
     /// varies, its IPv4 header has no options.
     pub(super) fn new(target: &ProgramFd, frame: &[u8], variation: Option<Variation>) -> Result<Self> {
+        Self::load(if variation.is_some() { "restore_flow" } else { "restore" }, target, frame, variation)
+    }
+
+    /// The same around a program that may add a header, which the wrapper takes away.
+    pub(super) fn growing(target: &ProgramFd, frame: &[u8], variation: Option<Variation>) -> Result<Self> {
+        let entry = if variation.is_some() { "restore_grown_flow" } else { "restore_grown" };
+        Self::load(entry, target, frame, variation)
+    }
+
+    fn load(entry: &'static str, target: &ProgramFd, frame: &[u8], variation: Option<Variation>) -> Result<Self> {
         ensure!(frame.len() <= LENGTH, "a frame of {} bytes is longer than {LENGTH}", frame.len());
         let mut packet = [0; LENGTH];
         packet[..frame.len()].copy_from_slice(frame);
-        let entry = if variation.is_some() { "restore_flow" } else { "restore" };
         let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("loading the wrapper")?;
         program::xdp_mut(&mut ebpf, entry)?.load()?;
         let mut templates: Array<_, Template> = ebpf.map_mut("TEMPLATE").context("no map TEMPLATE")?.try_into()?;
         templates.set(0, template(&packet, variation), 0)?;
         let mut targets: ProgramArray<_> = ebpf.map_mut("TARGET").context("no map TARGET")?.try_into()?;
-        targets.set(0, target, 0)?;
+        targets.set(0, target, 0).context("calling a program, which must be for frames in several buffers")?;
         Ok(Self { ebpf, entry, packet })
     }
 

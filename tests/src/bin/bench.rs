@@ -1,10 +1,13 @@
 //! `cargo xtask bench`: measures vipmux; see docs/benchmarks.md.
 
-use std::io::{IsTerminal, Write, stderr};
+use std::{
+    io::{IsTerminal, Write, stderr},
+    path::PathBuf,
+};
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
-use vipmux_tests::bench::{self, Part, Plan, failover};
+use vipmux_tests::bench::{self, Part, Plan, failover, katran::SERVICES};
 
 /// Measures the cost of a packet in the BPF programs above an empty program in the same run;
 /// packets per second of several cores; packets per core, compared with nftables rules like
@@ -35,6 +38,10 @@ struct Arguments {
     /// Records of the flow table; a power of two.
     #[arg(long, default_value_t = Plan::default().capacity, value_parser = clap::value_parser!(u32).range(1024..=1 << 22))]
     capacity: u32,
+    /// Measure a packet's cost in Katran too: the object file of its XDP program. docs/benchmarks.md
+    /// says how to build it.
+    #[arg(long, value_name = "OBJECT")]
+    katran: Option<PathBuf>,
     /// Runs of each case of a failover.
     #[arg(long, default_value_t = failover::Plan::default().runs)]
     runs: usize,
@@ -44,13 +51,18 @@ struct Arguments {
 }
 
 fn main() -> Result<()> {
-    let Arguments { part, json, services, repetitions, packets, flows, capacity, runs, case } = Arguments::parse();
+    let Arguments { part, json, services, repetitions, packets, flows, capacity, katran, runs, case } =
+        Arguments::parse();
     ensure!(nix::unistd::geteuid().is_root(), "only root may load BPF programs: run it as root");
     ensure!(flows.is_power_of_two(), "the number of flows must be a power of two, not {flows}");
     ensure!(capacity.is_power_of_two(), "the flow table's records must be a power of two, not {capacity}");
     ensure!(flows <= capacity / 4, "{flows} known flows need a table of at least {} records", u64::from(flows) * 4);
+    if katran.is_some() {
+        ensure!(matches!(part, Part::All | Part::Packets), "--katran is for the part `packets`");
+        ensure!(services.contains(&SERVICES), "beside Katran, --services must contain {SERVICES}");
+    }
     let failover = failover::Plan { runs, case };
-    let plan = Plan { services, repetitions, packets, flows, capacity, part, failover, ..Plan::default() };
+    let plan = Plan { services, repetitions, packets, flows, capacity, katran, part, failover, ..Plan::default() };
     let terminal = stderr().is_terminal();
     let report = bench::run(&plan, &mut |step| show(terminal, step), &mut |line| print_line(terminal, line))?;
     show(terminal, "");
