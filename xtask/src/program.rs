@@ -49,7 +49,7 @@ pub(crate) fn compile(platform: Platform, profile: Profile) -> Result<PathBuf> {
 
 /// A release has no debug information: most of it is about libraries. The symbols stay, for backtraces. It is
 /// optimized as one unit. That takes minutes more, and saves a quarter of the program and of an agent's
-/// resident memory, most of which is the program (docs/benchmarks.md).
+/// resident memory, most of which is the program (docs/benchmarks-cluster.md).
 fn optimize(cargo: &mut Command, target: &Path) -> Result<()> {
     let rustc = Rustc::of_workspace()?;
     let mut flags = OsString::new();
