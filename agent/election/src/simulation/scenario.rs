@@ -166,7 +166,9 @@ impl Scenario {
         let during = BEGIN..spell;
         let (promise, length) = script.write(self, during);
         let faults = script.faults;
-        Plan { nodes, vips, settings, length: Duration::from_millis(length), faults, promise }
+        // A leader gives up one VIP a second. The lengths suffice for as many as are the default.
+        let to_balance = Duration::from_secs(setup.vips.unwrap_or(0) as u64);
+        Plan { nodes, vips, settings, length: Duration::from_millis(length) + to_balance, faults, promise }
     }
 }
 
