@@ -310,8 +310,10 @@ extern "C" fn flow_survey(set: Position) -> u64 {
         let word = |index| unsafe { ptr::read_volatile(words.add(index)) };
         let ports = word(1);
         if ports as u32 == 0 {
-            // The one that is looked at first is the best.
-            best = best.min(u64::from(number << 2 | way));
+            // The first one is the best. All others have scores.
+            if best >= u64::from(WAYS) {
+                best = u64::from(way);
+            }
             continue;
         }
         found += 1 << Survey::USED;
