@@ -26,7 +26,7 @@ use crate::{
     nat, neighbor,
     packet::{LATER, Packet, Transport},
     position, record, reject,
-    scratch::{again, attempts, is_opening, known, once_more, tell},
+    scratch::{attempts, is_opening, known, look_for_record, tell, try_another_backend},
     segment::Segment,
     service,
     verdict::{Outcome, Verdict},
@@ -125,14 +125,14 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
             }
             if service.flags & SERVICE_KERNEL != 0 {
                 if is_opening() {
-                    return once_more();
+                    return look_for_record();
                 }
                 fragment::record_kernel(&packet, &transport, flow::now())?;
                 return Ok(Verdict::KERNEL);
             }
             let (target, to_remember) = match service::pick(&key, &service, &source, attempts()) {
                 Ok(picked) => picked,
-                Err(_) if is_opening() => return once_more(),
+                Err(_) if is_opening() => return look_for_record(),
                 Err(reason) => return Err(reason.into()),
             };
             let (slot, slot_generation, flags) = (service.slot, service.generation, state.flags);
@@ -144,8 +144,8 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         found.kept = record::record(&key, &found, &segment, is_new, flow::now());
     }
     match found.kept {
-        Kept::Before => return once_more(),
-        Kept::Collision if (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS => return again(),
+        Kept::Known => return look_for_record(),
+        Kept::Collision if (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS => return try_another_backend(),
         _ => {}
     }
     let is_recorded = is_new && found.kept == Kept::Record;

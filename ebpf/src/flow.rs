@@ -310,8 +310,8 @@ pub(crate) enum Kept {
     /// A record of an established connection, to which the client, or somebody in its name, has sent
     /// another SYN.
     Renewed,
-    /// A record that was there before, although the packet was taken for a flow's first one.
-    Before,
+    /// A record, although the packet was taken for a flow's first one. It is unchanged.
+    Known,
     /// No record: there is no room.
     NoRoom,
     /// No record: the replies would be those of another live flow.

@@ -11,9 +11,10 @@ use vipmux_common::abi::{
 use crate::{
     count,
     frame::Frame,
-    maps::{INTERFACES, SCRATCH},
+    maps::INTERFACES,
     packet::{Packet, Transport},
     partial,
+    scratch::tell,
     segment::Segment,
     verdict::{Outcome, Verdict},
 };
@@ -44,10 +45,7 @@ pub(crate) fn hand_over<const V6: bool>(
 /// Passes a packet to the program that answers it.
 #[inline(always)]
 fn too_big(mtu: u32) -> Outcome {
-    let told = SCRATCH.get_ptr_mut(0).ok_or(DropReason::TooBig)?;
-    // SAFETY: a per-CPU value, which is read by the program that this one calls, in the same run.
-    unsafe { *told = Scratch { known: KNOWN_TOO_BIG, vip: mtu, ..Scratch::default() } };
-    Ok(Verdict::ODD)
+    tell(Scratch { known: KNOWN_TOO_BIG, vip: mtu, ..Scratch::default() }, Verdict::ODD)
 }
 
 /// Returns whether a packet stands for several, which are shorter: the kernel joins a sender's

@@ -58,9 +58,9 @@ pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bo
     let place = position::place(config, &key.client, key.client_port, key.protocol);
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
     // A forged SYN must not lower the rank of a record.
-    let is_opening = segment.is_syn() && found.kept != Kept::Renewed;
+    let is_half_open = segment.is_syn() && found.kept != Kept::Renewed;
     let mut flags = if segment.is_syn() { 0 } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
-    flags |= if is_opening { FLOW_HALF_OPEN | FLOW_NEW } else { 0 };
+    flags |= if is_half_open { FLOW_HALF_OPEN | FLOW_NEW } else { 0 };
     flags |= if is_new { FLOW_NEW } else { 0 };
     if replies {
         flags |= if segment.is_syn() { FLOW_REPLIES | FLOW_ISN } else { FLOW_REPLIES };
@@ -85,7 +85,7 @@ pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bo
     match outcome {
         NO_ROOM => return Kept::NoRoom,
         COLLISION => return Kept::Collision,
-        KNOWN => return Kept::Before,
+        KNOWN => return Kept::Known,
         evicted if evicted > FREE as u32 => {
             count::evicted(Stat::EvictedClosed as u32 + evicted - CLOSED as u32);
         }

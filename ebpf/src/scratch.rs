@@ -20,7 +20,7 @@ pub(crate) fn tell(scratch: Scratch, next: Verdict) -> Outcome {
 
 /// Continues with another backend, after one that was tried in vain. The VIP and its flags are known.
 #[inline(always)]
-pub(crate) fn again() -> Outcome {
+pub(crate) fn try_another_backend() -> Outcome {
     let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
     // SAFETY: as in `tell`.
     unsafe { *told = Scratch { known: KNOWN_NEW, attempts: (*told).attempts + 1, ..*told } };
@@ -29,7 +29,7 @@ pub(crate) fn again() -> Outcome {
 
 /// The same with a look for the flow's record, after it was taken for new.
 #[inline(always)]
-pub(crate) fn once_more() -> Outcome {
+pub(crate) fn look_for_record() -> Outcome {
     let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
     // SAFETY: as in `tell`.
     unsafe { (*told).known = KNOWN_VIP };
