@@ -145,7 +145,9 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
     match found.kept {
         Kept::Known => return look_for_record(),
-        Kept::Collision if (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS => return try_another_backend(),
+        Kept::Collision if (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS => {
+            return try_another_backend();
+        }
         _ => {}
     }
     let is_recorded = is_new && found.kept == Kept::Record;
