@@ -1,7 +1,7 @@
 //! Katran's XDP program beside the data plane: the same packets in the same order, in the same kind
 //! of wrapper. Its object file is the user's (`--katran`); docs/benchmarks.md says how to build it.
 
-use std::{net::Ipv4Addr, path::Path, rc::Rc};
+use std::{fs, net::Ipv4Addr, path::Path, rc::Rc};
 
 use anyhow::{Context, Result, ensure};
 use aya::{
@@ -143,9 +143,12 @@ impl Katran {
         // The map for CPUs without one becomes the one of this CPU.
         let mut ebpf = EbpfLoader::new()
             .map_max_entries("fallback_cache", ENTRIES)
-            .load_file(object)
+            .load(&fs::read(object).with_context(|| format!("reading {}", object.display()))?)
             .with_context(|| format!("loading {}", object.display()))?;
-        program::xdp_mut(&mut ebpf, PROGRAM)?.load().context("loading Katran's program")?;
+        program::xdp_mut(&mut ebpf, PROGRAM)
+            .with_context(|| format!("{} is not Katran's balancer", object.display()))?
+            .load()
+            .context("loading Katran's program")?;
         let flows = HashMap::try_from(ebpf.take_map("fallback_cache").context("no map fallback_cache")?)?;
         let mut mapping: ArrayOfMaps<_, _> = map(&mut ebpf, "lru_mapping")?.try_into()?;
         mapping.set(u32::try_from(sched_getcpu()?)?, &flows, 0)?;

@@ -212,7 +212,9 @@ impl fmt::Display for Report {
         if !self.measured.failover.is_empty() {
             self.failovers(f)?;
         }
-        writeln!(f, "\n{:<90}{:>9}{:>9}{:>9}", "goals", "is", "at most", "at least")?;
+        if !self.goals.is_empty() {
+            writeln!(f, "\n{:<90}{:>9}{:>9}{:>9}", "goals", "is", "at most", "at least")?;
+        }
         for Goal { goal, value, most, least, met } in &self.goals {
             let bound = |bound: &Option<f64>| bound.map_or_else(String::new, |bound| format!("{bound:.2}"));
             let (most, least) = (bound(most), bound(least));
