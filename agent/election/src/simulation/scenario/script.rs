@@ -5,7 +5,7 @@ use std::{ops::Range, time::Duration};
 use super::{BEGIN, STRICT, Scenario, TAIL};
 use crate::simulation::{
     Build, Fault, StoreAccess,
-    checker::{COLD, Promise, WINDOW},
+    checker::{Promise, WINDOW},
     random::Dice,
 };
 
