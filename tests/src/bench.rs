@@ -1,7 +1,8 @@
 //! Measures vipmux. A packet's cost is in nanoseconds above an empty program in the same run. The
 //! other parts are packets per second of several cores ([`cores`]), packets per core beside
-//! nftables ([`forwarding`]), the duration of changes ([`sync`]), the cost
-//! of allocations ([`allocation`]), and the outage of a VIP when its node fails ([`mod@failover`]).
+//! nftables ([`forwarding`]), the duration of changes ([`sync`]) and of views ([`inspect`]), the
+//! cost of allocations ([`allocation`]), and the outage of a VIP when its node fails
+//! ([`mod@failover`]).
 //!
 //! `BPF_PROG_TEST_RUN` repeats a small wrapper. It restores the packet, picks the next flow and
 //! tail-calls the program under test. Time is the thread's CPU time, so other load on the machine
@@ -14,6 +15,7 @@ pub mod cores;
 pub mod failover;
 pub mod forwarding;
 mod goals;
+pub mod inspect;
 pub mod katran;
 mod measure;
 mod report;
@@ -49,6 +51,8 @@ pub struct Plan {
     pub sync: sync::Plan,
     /// Options of the allocations.
     pub allocation: allocation::Plan,
+    /// Options of the views.
+    pub inspect: inspect::Plan,
     /// Options of the failovers.
     pub failover: failover::Plan,
 }
@@ -69,6 +73,8 @@ pub enum Part {
     Sync,
     /// The cost of an allocation.
     Allocate,
+    /// The duration of `vipmux inspect flows` with a million flows.
+    Inspect,
     /// The outage of a VIP when its node fails, compared with keepalived.
     Failover,
 }
@@ -83,6 +89,7 @@ impl Part {
             Self::Forwarding => "forwarding",
             Self::Sync => "sync",
             Self::Allocate => "allocate",
+            Self::Inspect => "inspect",
             Self::Failover => "failover",
         }
     }
@@ -100,6 +107,7 @@ impl Default for Plan {
             part: Part::All,
             sync: sync::Plan::default(),
             allocation: allocation::Plan::default(),
+            inspect: inspect::Plan::default(),
             failover: failover::Plan::default(),
         }
     }
@@ -122,6 +130,10 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
     if wanted(Part::Sync) {
         let result = sync::run(&plan.sync, progress);
         note(Part::Sync, result.map(|rows| measured.sync = rows));
+    }
+    if wanted(Part::Inspect) {
+        let result = inspect::run(&plan.inspect, progress);
+        note(Part::Inspect, result.map(|rows| measured.inspect = rows));
     }
     if wanted(Part::Cores) {
         let result = cores::run(plan, progress);

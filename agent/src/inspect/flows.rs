@@ -179,7 +179,7 @@ impl Flows {
             nodes: maps.read_nodes()?,
             states: maps.read_service_states()?,
         };
-        records.sort_by_key(|flow| (std::cmp::Reverse(clock.full(flow.seen)), flow.key()));
+        records.sort_unstable_by_key(|flow| (std::cmp::Reverse(clock.full(flow.seen)), flow.key()));
         let flows = records.iter().map(|flow| reader.view(flow)).collect();
         Ok(Self { limit, truncated, capacity: table.capacity(), occupancy, flows })
     }
@@ -194,7 +194,7 @@ fn age(milliseconds: u64) -> String {
     }
 }
 
-fn row(flow: &FlowView) -> [Cell; 9] {
+fn row(flow: &FlowView) -> [Cell<'_>; 9] {
     let backend = flow.backend.as_ref();
     let vip =
         flow.vip.map_or_else(|| format!("?:{}", flow.vip_port), |vip| SocketAddr::new(vip, flow.vip_port).to_string());

@@ -108,7 +108,7 @@ impl LookupEndpoint {
 }
 
 impl Outcome {
-    fn cell(&self) -> Cell {
+    fn cell(&self) -> Cell<'_> {
         match self {
             Self::Passed => Cell::toned("passed to the stack, unchanged", Tone::Plain),
             Self::Delivered { backend, direct } => {

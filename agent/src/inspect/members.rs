@@ -75,7 +75,7 @@ impl Members {
 }
 
 impl MemberView {
-    fn standing(&self) -> Cell {
+    fn standing(&self) -> Cell<'_> {
         match self.standing {
             None => Cell::toned("not heard of", Tone::Warn),
             Some(Code(Ok(Standing::Own))) => Cell::from("this node"),
@@ -101,7 +101,7 @@ impl MemberView {
     }
 
     /// Returns whether it may lead; empty if it is not alive.
-    fn readiness(&self) -> Cell {
+    fn readiness(&self) -> Cell<'_> {
         let there = matches!(self.standing, Some(Code(Ok(Standing::Alive | Standing::Suspected | Standing::Own))));
         match (there, self.draining, self.ready) {
             (false, ..) => Cell::from(""),

@@ -154,7 +154,7 @@ impl Vips {
     }
 }
 
-fn leader(vip: &VipView) -> Cell {
+fn leader(vip: &VipView) -> Cell<'_> {
     let VipLeadership { leader, role, .. } = &vip.leadership;
     match (role, leader) {
         _ if vip.leading => Cell::toned("this node", if vip.answering { Tone::Good } else { Tone::Bad }),

@@ -1,6 +1,9 @@
 //! Prints tables for people: a header, aligned columns, and color if [`Color`] says so.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    borrow::Cow,
+    io::{self, IsTerminal, Write},
+};
 
 /// The choice between plain text and ANSI colors (ECMA-48 SGR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,26 +58,22 @@ impl Tone {
 
 /// One cell of a [`Table`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cell {
-    text: String,
+pub struct Cell<'text> {
+    text: Cow<'text, str>,
     tone: Tone,
 }
 
-impl Cell {
+impl<'text> Cell<'text> {
     /// Makes a cell with a tone. Control characters are escaped: text of a manifest must not
     /// control the terminal.
-    pub fn toned(text: impl AsRef<str>, tone: Tone) -> Self {
-        let text = text.as_ref();
-        let text = if text.contains(char::is_control) { text.escape_debug().to_string() } else { text.to_owned() };
+    pub fn toned(text: impl Into<Cow<'text, str>>, tone: Tone) -> Self {
+        let text = text.into();
+        let text = if text.contains(char::is_control) { text.escape_debug().to_string().into() } else { text };
         Self { text, tone }
-    }
-
-    fn width(&self) -> usize {
-        self.text.chars().count()
     }
 }
 
-impl<T: AsRef<str>> From<T> for Cell {
+impl<'text, T: Into<Cow<'text, str>>> From<T> for Cell<'text> {
     fn from(text: T) -> Self {
         Self::toned(text, Tone::Plain)
     }
@@ -82,69 +81,93 @@ impl<T: AsRef<str>> From<T> for Cell {
 
 /// Rows under a header. Each column is as wide as its widest cell. There are no borders, and an
 /// empty cell is `-`, so that `awk` and `column` can process the output.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Table {
-    header: Vec<Cell>,
-    right: Vec<bool>,
-    rows: Vec<Vec<Cell>>,
+    columns: Vec<Column>,
+    /// The cells of all rows, one row after the other. The first row is the header.
+    cells: Vec<Stored>,
+    /// The text of all cells, one cell after the other: `inspect flows` can have a million rows.
+    text: String,
+}
+
+#[derive(Clone, Debug)]
+struct Column {
+    width: usize,
+    right: bool,
+}
+
+/// A cell's tone, and the end of its text in [`Table::text`].
+#[derive(Clone, Copy, Debug)]
+struct Stored {
+    end: usize,
+    tone: Tone,
 }
 
 impl Table {
     /// Makes a table with these columns and no rows.
     pub fn new(header: &[&str]) -> Self {
-        let header: Vec<Cell> = header.iter().map(|name| Cell::toned(name, Tone::Header)).collect();
-        Self { right: vec![false; header.len()], rows: Vec::new(), header }
+        let columns = vec![Column { width: 0, right: false }; header.len()];
+        let mut table = Self { columns, ..Self::default() };
+        table.row(header.iter().map(|name| Cell::toned(*name, Tone::Header)));
+        table
     }
 
     /// Aligns the named columns to the right, for numbers.
     pub fn right_aligned(mut self, columns: &[&str]) -> Self {
-        for (cell, right) in self.header.iter().zip(&mut self.right) {
-            *right |= columns.contains(&cell.text.as_str());
+        let mut start = 0;
+        for (column, header) in self.columns.iter_mut().zip(&self.cells) {
+            column.right |= columns.contains(&&self.text[start..header.end]);
+            start = header.end;
         }
         self
     }
 
     /// Adds a row. Missing cells at its end are shown as empty; cells beyond the header are
     /// dropped.
-    pub fn row<C: Into<Cell>>(&mut self, cells: impl IntoIterator<Item = C>) {
-        let mut row: Vec<Cell> = cells.into_iter().map(Into::into).take(self.header.len()).collect();
-        row.resize(self.header.len(), Cell::from(""));
-        for cell in row.iter_mut().filter(|cell| cell.text.is_empty()) {
-            "-".clone_into(&mut cell.text);
+    pub fn row<'text, C: Into<Cell<'text>>>(&mut self, cells: impl IntoIterator<Item = C>) {
+        let mut cells = cells.into_iter();
+        for column in &mut self.columns {
+            let cell = cells.next().map_or(Cell::from(""), Into::into);
+            let text = if cell.text.is_empty() { "-" } else { &cell.text };
+            column.width = column.width.max(width(text));
+            self.text.push_str(text);
+            self.cells.push(Stored { end: self.text.len(), tone: cell.tone });
         }
-        self.rows.push(row);
     }
 
     /// Writes header and rows.
     pub fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
-        let mut widths = vec![0; self.header.len()];
-        for row in std::iter::once(&self.header).chain(&self.rows) {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = cell.width().max(*width);
+        let mut start = 0;
+        for row in self.cells.chunks(self.columns.len().max(1)) {
+            for (index, (column, cell)) in self.columns.iter().zip(row).enumerate() {
+                let text = &self.text[start..cell.end];
+                start = cell.end;
+                let padding = column.width - width(text);
+                let (before, after) = match (column.right, index + 1 == row.len()) {
+                    (true, _) => (padding, 0),
+                    (false, true) => (0, 0),
+                    (false, false) => (0, padding),
+                };
+                let gap = if index == 0 { 0 } else { 2 };
+                blanks(out, gap + before)?;
+                let sgr = if color == Color::Always { cell.tone.sgr() } else { "" };
+                out.write_all(sgr.as_bytes())?;
+                out.write_all(text.as_bytes())?;
+                out.write_all(if sgr.is_empty() { b"" } else { b"\x1b[0m" })?;
+                blanks(out, after)?;
             }
-        }
-        for row in std::iter::once(&self.header).chain(&self.rows) {
-            self.line(out, row, &widths, color)?;
+            out.write_all(b"\n")?;
         }
         Ok(())
     }
+}
 
-    fn line(&self, out: &mut impl Write, row: &[Cell], widths: &[usize], color: Color) -> io::Result<()> {
-        for (index, (cell, width)) in row.iter().zip(widths).enumerate() {
-            let padding = width.saturating_sub(cell.width());
-            let right = self.right.get(index).copied().unwrap_or(false);
-            let (before, after) = match (right, index + 1 == row.len()) {
-                (true, _) => (padding, 0),
-                (false, true) => (0, 0),
-                (false, false) => (0, padding),
-            };
-            let gap = if index == 0 { "" } else { "  " };
-            let sgr = if color == Color::Always { cell.tone.sgr() } else { "" };
-            let reset = if sgr.is_empty() { "" } else { "\x1b[0m" };
-            write!(out, "{gap}{:before$}{sgr}{}{reset}{:after$}", "", cell.text, "")?;
-        }
-        writeln!(out)
-    }
+fn width(text: &str) -> usize {
+    if text.is_ascii() { text.len() } else { text.chars().count() }
+}
+
+fn blanks(out: &mut impl Write, count: usize) -> io::Result<()> {
+    (0..count).try_for_each(|_| out.write_all(b" "))
 }
 
 /// Turns the error of a write to a closed pipe (`vipmux plan . | head`) into success.
@@ -170,9 +193,15 @@ mod tests {
         let mut table = Table::new(&["VIP", "PORTS", "NAME"]).right_aligned(&["PORTS"]);
         table.row(["192.0.2.10", "2", "web"]);
         table.row(["::1", "1000"]);
+        table.row(["prüfe", "", "last", "beyond the header"]);
         assert_eq!(
             render(&table, Color::Never),
-            "VIP         PORTS  NAME\n192.0.2.10      2  web\n::1          1000  -\n"
+            "\
+VIP         PORTS  NAME
+192.0.2.10      2  web
+::1          1000  -
+prüfe           -  last
+"
         );
     }
 

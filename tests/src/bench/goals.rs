@@ -8,6 +8,7 @@ use super::{
     cores::{BESIDE_FLOOD, CoreRate},
     failover::Failover,
     forwarding::Rate,
+    inspect::Elapsed,
     katran::Comparison,
     sync::Latency,
 };
@@ -60,6 +61,8 @@ const GROWTH: f64 = 1.15;
 /// The bounds for a change of an endpoint and for a start, milliseconds.
 const CHANGE: f64 = 5.0;
 const START: f64 = 2_000.0;
+/// The bound for a view, milliseconds.
+const INSPECT: f64 = 1_000.0;
 /// The bounds for the outage after a crash: the median and the worst run, milliseconds.
 const AWAY: (f64, f64) = (400.0, 1_000.0);
 /// The system with goals. The others are for comparison.
@@ -67,7 +70,7 @@ const OURS: &str = "vipmux";
 
 /// Returns all goals that these figures cover. Packet costs are with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
-    let Measured { figures, ratios, katran, cores, forwarding, sync, allocation, failover } = measured;
+    let Measured { figures, ratios, katran, cores, forwarding, sync, allocation, inspect, failover } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
@@ -105,6 +108,9 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     }
     for Cost { case, milliseconds, goal, .. } in allocation {
         goals.extend(goal.map(|most| Goal::at_most(format!("allocation, {case}: ms"), *milliseconds, most)));
+    }
+    for Elapsed { case, milliseconds, .. } in inspect {
+        goals.push(Goal::at_most(format!("{case}: ms with a million flows"), *milliseconds, INSPECT));
     }
     goals.extend(failover.iter().filter(|row| row.system == OURS).flat_map(failovers));
     goals

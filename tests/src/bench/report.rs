@@ -13,6 +13,7 @@ use super::{
     failover::{Away, Failover},
     forwarding::Rate,
     goals::{self, Goal},
+    inspect::Elapsed,
     katran::{Beside, Comparison},
     sync::Latency,
     wrapper::Sample,
@@ -74,6 +75,8 @@ pub struct Measured {
     pub sync: Vec<Latency>,
     /// The cost of allocations.
     pub allocation: Vec<Cost>,
+    /// The duration of views.
+    pub inspect: Vec<Elapsed>,
     /// The outages of a VIP.
     pub failover: Vec<Failover>,
 }
@@ -209,6 +212,9 @@ impl fmt::Display for Report {
         if !self.measured.allocation.is_empty() {
             self.allocations(f)?;
         }
+        if !self.measured.inspect.is_empty() {
+            self.views(f)?;
+        }
         if !self.measured.failover.is_empty() {
             self.failovers(f)?;
         }
@@ -310,6 +316,14 @@ impl Report {
         writeln!(f, "\n{:<34}{:>9}{:>9}", "ms of CPU time to allocate", "median", "most")?;
         for Cost { case, milliseconds, most, .. } in &self.measured.allocation {
             writeln!(f, "{case:<34}{milliseconds:>9.2}{most:>9.2}")?;
+        }
+        Ok(())
+    }
+
+    fn views(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n{:<34}{:>9}{:>9}", "ms with a million flows", "median", "most")?;
+        for Elapsed { case, milliseconds, most } in &self.measured.inspect {
+            writeln!(f, "{case:<34}{milliseconds:>9.0}{most:>9.0}")?;
         }
         Ok(())
     }

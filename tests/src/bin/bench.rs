@@ -12,8 +12,8 @@ use vipmux_tests::bench::{self, Part, Plan, failover, katran::SERVICES};
 /// Measures the cost of a packet in the BPF programs above an empty program in the same run;
 /// packets per second of several cores; packets per core, compared with nftables rules like
 /// kube-proxy's; the duration of a change from its file to the kernel; the cost of an allocation;
-/// and the outage of a VIP when its node fails.
-/// Needs root.
+/// the duration of `vipmux inspect flows` with a million flows; and the outage of a VIP when its
+/// node fails. Needs root.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {

@@ -35,11 +35,14 @@ impl Report for Diff {
     const KIND: &'static str = "diff";
 
     fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
+        fn side(text: Option<&str>, tone: Tone) -> Cell<'_> {
+            Cell::toned(text.unwrap_or("none"), tone)
+        }
         let mut table = Table::new(&["WHAT", "ENTRY", "WANTED", "FOUND"]);
-        let side = |text: &Option<String>, tone| Cell::toned(text.as_deref().unwrap_or("none"), tone);
         for difference in &self.differences {
             let (what, entry) = (Cell::from(&difference.what), Cell::from(&difference.entry));
-            table.row([what, entry, side(&difference.wanted, Tone::Good), side(&difference.found, Tone::Bad)]);
+            let [wanted, found] = [&difference.wanted, &difference.found].map(|text| text.as_deref());
+            table.row([what, entry, side(wanted, Tone::Good), side(found, Tone::Bad)]);
         }
         for refused in &self.refused {
             table.row([Cell::from("refused"), Cell::from(refused)]);
