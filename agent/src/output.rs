@@ -2,7 +2,7 @@
 
 pub mod table;
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use serde::Serialize;
 
@@ -13,14 +13,8 @@ pub const VERSION: u32 = 1;
 
 /// A report could not be printed.
 #[derive(Debug, thiserror::Error)]
-pub enum OutputError {
-    /// The output could not be written.
-    #[error("cannot write the output")]
-    Write(#[from] io::Error),
-    /// The report could not be made into JSON.
-    #[error("cannot make JSON")]
-    Json(#[source] serde_json::Error),
-}
+#[error("cannot write the output")]
+pub struct OutputError(#[from] io::Error);
 
 /// Something that a command shows.
 pub trait Report: Serialize {
@@ -62,26 +56,76 @@ struct Document<'a, R> {
     report: &'a R,
 }
 
-/// Writes `report` to `out`.
+/// Writes `report` to `out`. A reader that closes the pipe early is no error.
 pub fn write<R: Report>(report: &R, format: Format, out: &mut impl Write) -> Result<(), OutputError> {
     let document = Document { version: VERSION, kind: R::KIND, report };
-    let text = match format {
-        Format::Table(color) => return Ok(report.print(out, color)?),
-        Format::Json => serde_json::to_string(&document),
-        Format::PrettyJson => serde_json::to_string_pretty(&document),
+    let written = match format {
+        Format::Table(color) => report.print(out, color),
+        Format::Json => serde_json::to_writer(&mut *out, &document).map_err(Into::into).and_then(|()| writeln!(out)),
+        Format::PrettyJson => {
+            serde_json::to_writer_pretty(&mut *out, &document).map_err(Into::into).and_then(|()| writeln!(out))
+        }
     };
-    Ok(writeln!(out, "{}", text.map_err(OutputError::Json)?)?)
+    Ok(ignore_broken_pipe(written.and_then(|()| out.flush()))?)
+}
+
+/// Returns standard output, with a buffer. [`write`] flushes it.
+pub fn stdout() -> impl Write {
+    BufWriter::with_capacity(1 << 16, io::stdout().lock())
 }
 
 /// Writes `report` to standard output.
 pub fn print<R: Report>(report: &R, format: Format) -> Result<(), OutputError> {
-    let mut text = Vec::new();
-    write(report, format, &mut text)?;
-    print_text(&text)
+    write(report, format, &mut stdout())
 }
 
-/// Writes to standard output. A reader that closes the pipe early is no error.
-pub fn print_text(text: &[u8]) -> Result<(), OutputError> {
-    let mut out = io::stdout().lock();
-    Ok(ignore_broken_pipe(out.write_all(text).and_then(|()| out.flush()))?)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Answer {
+        found: u32,
+    }
+
+    impl Report for Answer {
+        const KIND: &'static str = "answer";
+
+        fn print(&self, out: &mut impl Write, _: Color) -> io::Result<()> {
+            writeln!(out, "{} found", self.found)
+        }
+    }
+
+    struct Refusing(io::ErrorKind);
+
+    impl Write for Refusing {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_report_is_one_document_that_ends_with_a_line() {
+        let text = |format| {
+            let mut out = Vec::new();
+            write(&Answer { found: 2 }, format, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(text(Format::Table(Color::Never)), "2 found\n");
+        assert_eq!(text(Format::Json), "{\"version\":1,\"kind\":\"answer\",\"found\":2}\n");
+        assert_eq!(text(Format::PrettyJson), "{\n  \"version\": 1,\n  \"kind\": \"answer\",\n  \"found\": 2\n}\n");
+    }
+
+    #[test]
+    fn a_reader_that_closes_the_pipe_is_no_error_and_a_full_disk_is() {
+        for format in [Format::Table(Color::Never), Format::Json, Format::PrettyJson] {
+            let written = |kind| write(&Answer { found: 2 }, format, &mut Refusing(kind));
+            assert!(written(io::ErrorKind::BrokenPipe).is_ok(), "{format:?}");
+            assert!(written(io::ErrorKind::StorageFull).is_err(), "{format:?}");
+        }
+    }
 }

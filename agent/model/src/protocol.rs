@@ -26,6 +26,15 @@ impl Protocol {
             Self::Sctp => 132,
         }
     }
+
+    /// Returns its name in the Kubernetes API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
 }
 
 /// The protocol's name is not `TCP`, `UDP` or `SCTP`.
@@ -48,10 +57,6 @@ impl FromStr for Protocol {
 
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        })
+        f.pad(self.name())
     }
 }

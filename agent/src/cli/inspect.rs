@@ -181,9 +181,7 @@ impl Inspect {
         let format = self.format(Color::of_stdout());
         match &self.command {
             InspectCommand::View(view) => {
-                let mut text = Vec::new();
-                self.write(view, format, &mut text)?;
-                output::print_text(&text).map_err(InspectError::Output)?;
+                self.write(view, format, &mut output::stdout())?;
                 Ok(ExitCode::SUCCESS)
             }
             InspectCommand::Diff { socket } => {

@@ -199,7 +199,7 @@ async fn plan(args: &CommonArgs) -> Result<ExitCode, MigrateError> {
     if let Some(saved) = cluster.foreign.cilium_yaml()? {
         write(&args.folder.join(CILIUM), saved.as_bytes())?;
     }
-    let text = serde_json::to_string_pretty(&snapshot).map_err(OutputError::Json)?;
+    let text = serde_json::to_string_pretty(&snapshot).map_err(io::Error::from).map_err(OutputError::from)?;
     write(&record, (text + "\n").as_bytes())?;
     output::print(&plan, args.format())?;
     Ok(if plan.keeps_all() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })

@@ -1,12 +1,13 @@
 //! Reads and shows the flow records: `inspect flows`.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     io::{self, Write},
     net::{IpAddr, SocketAddr},
 };
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use vipmux_common::abi::{
     BACKEND_LOCAL, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET,
     FlowRecord, Node, NodeLabel, SERVICE_DIRECT, ServiceState,
@@ -28,13 +29,13 @@ use vipmux_datapath::bpf::{
 
 /// The backend of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FlowBackend {
+pub struct FlowBackend<'names> {
     /// The endpoint's address.
     pub address: IpAddr,
     /// The endpoint's port.
     pub port: u16,
     /// Its node; `None`: the node is gone.
-    pub node: Option<String>,
+    pub node: Option<&'names str>,
     /// It is on this node.
     pub local: bool,
 }
@@ -78,7 +79,7 @@ impl Phase {
 
 /// A flow record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FlowView {
+pub struct FlowView<'names> {
     /// The client's address.
     pub client: IpAddr,
     /// The client's port.
@@ -88,9 +89,9 @@ pub struct FlowView {
     /// The Service's port.
     pub vip_port: u16,
     /// `TCP`, `UDP`, or a number.
-    pub protocol: String,
+    pub protocol: Cow<'static, str>,
     /// The backend; `None`: its index was reused or freed.
-    pub backend: Option<FlowBackend>,
+    pub backend: Option<FlowBackend<'names>>,
     /// Milliseconds since the last packet, or up to a second more. With translated replies, a
     /// packet of either side; else of the client.
     pub age_ms: u64,
@@ -104,7 +105,7 @@ pub struct FlowView {
 }
 
 /// Flow records, the newest first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Flows {
     /// The greatest number of records.
     pub limit: usize,
@@ -115,11 +116,15 @@ pub struct Flows {
     /// The number of records in each state.
     pub occupancy: BTreeMap<FlowState, usize>,
     /// The records.
-    pub flows: Vec<FlowView>,
+    #[serde(rename = "flows")]
+    shown: Shown,
 }
 
-struct Reader<'maps> {
-    clock: &'maps Clock,
+/// Records, and what they refer to. A view of each is made when it is shown: there can be millions.
+#[derive(Debug)]
+struct Shown {
+    records: Vec<FlowRecord>,
+    clock: Clock,
     config: Config,
     names: Names,
     backends: BTreeMap<u32, Backend>,
@@ -127,12 +132,16 @@ struct Reader<'maps> {
     states: BTreeMap<u32, ServiceState>,
 }
 
-impl Reader<'_> {
-    fn view(&self, flow: &FlowRecord) -> FlowView {
+impl Shown {
+    fn views(&self) -> impl Iterator<Item = FlowView<'_>> {
+        self.records.iter().map(|flow| self.view(flow))
+    }
+
+    fn view(&self, flow: &FlowRecord) -> FlowView<'_> {
         let backend = self.backends.get(&flow.backend);
         let vouched = freshness::is_vouched(flow, self.nodes.get(&flow.node.into()).map(|(_, node)| node));
         let slot = self.states.get(&flow.slot);
-        let stale = freshness::stale(flow, vouched, backend, slot, &self.config, self.clock);
+        let stale = freshness::stale(flow, vouched, backend, slot, &self.config, &self.clock);
         let backend = backend.filter(|backend| backend.is_of(flow.backend_generation));
         let direct = slot.is_some_and(|state| state.flags & SERVICE_DIRECT != 0);
         let is_local = |backend: &Backend| backend.flags & BACKEND_LOCAL != 0;
@@ -146,14 +155,20 @@ impl Reader<'_> {
             backend: backend.map(|backend| FlowBackend {
                 address: backend.address.into(),
                 port: u16::from_be(names::port(backend, flow.vip_port)),
-                node: self.names.nodes.get(&backend.node).cloned(),
+                node: self.names.nodes.get(&backend.node).map(String::as_str),
                 local: is_local(backend),
             }),
             age_ms: u64::try_from(self.clock.since(self.clock.full(flow.seen)).as_millis()).unwrap_or(u64::MAX),
             phase: Phase::of(flow),
             stale,
-            replies: local.filter(|_| !direct).map(|_| freshness::translates(flow, slot, &self.config, self.clock)),
+            replies: local.filter(|_| !direct).map(|_| freshness::translates(flow, slot, &self.config, &self.clock)),
         }
+    }
+}
+
+impl Serialize for Shown {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.views())
     }
 }
 
@@ -171,17 +186,17 @@ impl Flows {
             }
         }
         let truncated = occupancy.values().sum::<usize>() > records.len();
-        let reader = Reader {
-            clock,
+        records.sort_unstable_by_key(|flow| (std::cmp::Reverse(clock.full(flow.seen)), flow.key()));
+        let shown = Shown {
+            records,
+            clock: *clock,
             config: maps.read_config()?,
             names: Names::read(maps)?,
             backends: maps.read_backends()?,
             nodes: maps.read_nodes()?,
             states: maps.read_service_states()?,
         };
-        records.sort_unstable_by_key(|flow| (std::cmp::Reverse(clock.full(flow.seen)), flow.key()));
-        let flows = records.iter().map(|flow| reader.view(flow)).collect();
-        Ok(Self { limit, truncated, capacity: table.capacity(), occupancy, flows })
+        Ok(Self { limit, truncated, capacity: table.capacity(), occupancy, shown })
     }
 }
 
@@ -194,7 +209,7 @@ fn age(milliseconds: u64) -> String {
     }
 }
 
-fn row(flow: &FlowView) -> [Cell<'_>; 9] {
+fn row<'flow>(flow: &'flow FlowView<'_>) -> [Cell<'flow>; 9] {
     let backend = flow.backend.as_ref();
     let vip =
         flow.vip.map_or_else(|| format!("?:{}", flow.vip_port), |vip| SocketAddr::new(vip, flow.vip_port).to_string());
@@ -214,9 +229,9 @@ fn row(flow: &FlowView) -> [Cell<'_>; 9] {
     [
         SocketAddr::new(flow.client, flow.client_port).to_string().into(),
         vip.into(),
-        flow.protocol.as_str().into(),
+        flow.protocol.as_ref().into(),
         backend.map_or_else(String::new, |b| SocketAddr::new(b.address, b.port).to_string()).into(),
-        backend.map_or("", |backend| backend.node.as_deref().unwrap_or("?")).into(),
+        backend.map_or("", |backend| backend.node.unwrap_or("?")).into(),
         age(flow.age_ms).into(),
         phase.into(),
         flow.stale.map_or(Cell::toned("valid", Tone::Good), |stale| Cell::toned(format!("stale: {stale}"), Tone::Warn)),
@@ -230,8 +245,8 @@ impl Report for Flows {
     fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let header = ["CLIENT", "SERVICE", "PROTO", "BACKEND", "NODE", "AGE", "STATE", "RECORD", "REPLIES"];
         let mut table = Table::new(&header).right_aligned(&["AGE"]);
-        for flow in &self.flows {
-            table.row(row(flow));
+        for flow in self.shown.views() {
+            table.row(row(&flow));
         }
         table.print(out, color)?;
         if self.truncated {

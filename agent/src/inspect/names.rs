@@ -1,6 +1,7 @@
 //! Translates the numbers in the maps into names.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
 };
@@ -31,11 +32,10 @@ pub fn endpoint(address: IpAddr, port: u16) -> String {
 }
 
 /// Returns a protocol's name, or its IANA number.
-pub fn protocol(number: u32) -> String {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
-        .into_iter()
-        .find(|known| u32::from(known.number()) == number)
-        .map_or_else(|| number.to_string(), |known| known.to_string())
+pub fn protocol(number: u32) -> Cow<'static, str> {
+    let known = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let name = known.into_iter().find(|known| u32::from(known.number()) == number).map(Protocol::name);
+    name.map_or_else(|| number.to_string().into(), Cow::from)
 }
 
 /// A port claim with its owner.
@@ -91,7 +91,7 @@ impl Names {
         Claim {
             vip: self.vips.get(&key.vip).copied(),
             port: u16::from_be(key.port),
-            protocol: protocol(key.protocol.into()),
+            protocol: protocol(key.protocol.into()).into_owned(),
             namespace: owner.map(|owner| owner.namespace().to_owned()).unwrap_or_default(),
             name: owner.map(|owner| owner.name().to_owned()).unwrap_or_default(),
         }

@@ -68,8 +68,9 @@ impl<'text> Cell<'text> {
     /// control the terminal.
     pub fn toned(text: impl Into<Cow<'text, str>>, tone: Tone) -> Self {
         let text = text.into();
-        let text = if text.contains(char::is_control) { text.escape_debug().to_string().into() } else { text };
-        Self { text, tone }
+        // Most text is ASCII, where the test is faster.
+        let is_plain = text.bytes().all(|byte| matches!(byte, b' '..=b'~')) || !text.contains(char::is_control);
+        Self { text: if is_plain { text } else { text.escape_debug().to_string().into() }, tone }
     }
 }
 
