@@ -28,22 +28,22 @@ use vipmux_datapath::bpf::{
 };
 
 /// The backend of a flow.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FlowBackend<'names> {
+#[derive(Serialize)]
+struct FlowBackend<'names> {
     /// The endpoint's address.
-    pub address: IpAddr,
+    address: IpAddr,
     /// The endpoint's port.
-    pub port: u16,
+    port: u16,
     /// Its node; `None`: the node is gone.
-    pub node: Option<&'names str>,
+    node: Option<&'names str>,
     /// It is on this node.
-    pub local: bool,
+    local: bool,
 }
 
 /// The state of a flow's connection, as far as the client's packets and resets show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+enum Phase {
     /// The client has sent nothing but SYNs.
     HalfOpen,
     /// The client has sent one packet.
@@ -78,30 +78,30 @@ impl Phase {
 }
 
 /// A flow record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FlowView<'names> {
+#[derive(Serialize)]
+struct FlowView<'names> {
     /// The client's address.
-    pub client: IpAddr,
+    client: IpAddr,
     /// The client's port.
-    pub client_port: u16,
+    client_port: u16,
     /// The VIP; `None`: it is gone.
-    pub vip: Option<IpAddr>,
+    vip: Option<IpAddr>,
     /// The Service's port.
-    pub vip_port: u16,
+    vip_port: u16,
     /// `TCP`, `UDP`, or a number.
-    pub protocol: Cow<'static, str>,
+    protocol: Cow<'static, str>,
     /// The backend; `None`: its index was reused or freed.
-    pub backend: Option<FlowBackend<'names>>,
+    backend: Option<FlowBackend<'names>>,
     /// Milliseconds since the last packet, or up to a second more. With translated replies, a
     /// packet of either side; else of the client.
-    pub age_ms: u64,
+    age_ms: u64,
     /// The state of the connection.
-    pub phase: Phase,
+    phase: Phase,
     /// Why the record is no longer valid; `None`: it is valid.
-    pub stale: Option<Stale>,
+    stale: Option<Stale>,
     /// True if replies are translated here; `None`: the backend is on another node, or answers from
     /// the VIP itself (direct server return).
-    pub replies: Option<bool>,
+    replies: Option<bool>,
 }
 
 /// Flow records, the newest first.
