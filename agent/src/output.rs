@@ -69,7 +69,7 @@ pub fn write<R: Report>(report: &R, format: Format, out: &mut impl Write) -> Res
     Ok(ignore_broken_pipe(written.and_then(|()| out.flush()))?)
 }
 
-/// Returns standard output, with a buffer. [`write`] flushes it.
+/// Returns standard output, with a buffer. [`write()`] flushes it.
 pub fn stdout() -> impl Write {
     BufWriter::with_capacity(1 << 16, io::stdout().lock())
 }
