@@ -107,7 +107,7 @@ fn fill(maps: &Maps, records: u32) -> Result<()> {
         ..FlowRecord::default()
     };
     let table = maps.writable_flow_table()?;
-    // Where a flow's sets are full, it replaces another one: more clients than records.
+    // Where a flow's sets are full, it is refused. So there are more clients than records.
     let add = |number: &u32| {
         let client = Address::from(Ipv4Addr::from(u32::from(Ipv4Addr::new(100, 64, 0, 0)) + number));
         // In any order of time.
