@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
+    fmt::{self, Display, Formatter},
     io::{self, Write},
     net::{IpAddr, SocketAddr},
 };
@@ -186,7 +187,8 @@ impl Flows {
             }
         }
         let truncated = occupancy.values().sum::<usize>() > records.len();
-        records.sort_unstable_by_key(|flow| (std::cmp::Reverse(clock.full(flow.seen)), flow.key()));
+        let newest_first = |one: &FlowRecord, other: &FlowRecord| clock.full(other.seen).cmp(&clock.full(one.seen));
+        records.sort_unstable_by(|one, other| newest_first(one, other).then_with(|| one.key().cmp(&other.key())));
         let shown = Shown {
             records,
             clock: *clock,
@@ -200,19 +202,43 @@ impl Flows {
     }
 }
 
-fn age(milliseconds: u64) -> String {
-    let seconds = milliseconds / 1000;
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        _ => format!("{}h", seconds / 3600),
+/// An age in milliseconds, shown in the greatest unit of which it has two.
+struct Age(u64);
+
+impl Display for Age {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let seconds = self.0 / 1000;
+        match seconds {
+            0..120 => write!(f, "{seconds}s"),
+            120..7200 => write!(f, "{}m", seconds / 60),
+            _ => write!(f, "{}h", seconds / 3600),
+        }
     }
 }
 
-fn row<'flow>(flow: &'flow FlowView<'_>) -> [Cell<'flow>; 9] {
-    let backend = flow.backend.as_ref();
-    let vip =
-        flow.vip.map_or_else(|| format!("?:{}", flow.vip_port), |vip| SocketAddr::new(vip, flow.vip_port).to_string());
+/// An address and a port, shown as by [`SocketAddr`]; `?` stands for an address that is gone.
+struct Endpoint(Option<IpAddr>, u16);
+
+impl Display for Endpoint {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self(address, port) = *self;
+        match address {
+            // Most addresses. `SocketAddr` takes twice the time.
+            Some(IpAddr::V4(address)) => {
+                let mut number = itoa::Buffer::new();
+                for (octet, end) in address.octets().into_iter().zip([".", ".", ".", ":"]) {
+                    f.write_str(number.format(octet))?;
+                    f.write_str(end)?;
+                }
+                f.write_str(number.format(port))
+            }
+            Some(IpAddr::V6(address)) => SocketAddr::new(address.into(), port).fmt(f),
+            None => write!(f, "?:{port}"),
+        }
+    }
+}
+
+fn add_row(table: &mut Table, flow: &FlowView<'_>) {
     let phase = match flow.phase {
         Phase::HalfOpen => "half open",
         Phase::Unconfirmed => "unconfirmed",
@@ -226,17 +252,20 @@ fn row<'flow>(flow: &'flow FlowView<'_>) -> [Cell<'flow>; 9] {
         Some(true) => "translated".into(),
         Some(false) => Cell::toned("not translated", Tone::Warn),
     };
-    [
-        SocketAddr::new(flow.client, flow.client_port).to_string().into(),
-        vip.into(),
+    let client = Endpoint(Some(flow.client), flow.client_port);
+    let service = Endpoint(flow.vip, flow.vip_port);
+    let backend = flow.backend.as_ref().map(|backend| Endpoint(Some(backend.address), backend.port));
+    table.row([
+        Cell::display(&client),
+        Cell::display(&service),
         flow.protocol.as_ref().into(),
-        backend.map_or_else(String::new, |b| SocketAddr::new(b.address, b.port).to_string()).into(),
-        backend.map_or("", |backend| backend.node.unwrap_or("?")).into(),
-        age(flow.age_ms).into(),
+        backend.as_ref().map_or("".into(), |backend| Cell::display(backend)),
+        flow.backend.as_ref().map_or("", |backend| backend.node.unwrap_or("?")).into(),
+        Cell::display(&Age(flow.age_ms)),
         phase.into(),
         flow.stale.map_or(Cell::toned("valid", Tone::Good), |stale| Cell::toned(format!("stale: {stale}"), Tone::Warn)),
         replies,
-    ]
+    ]);
 }
 
 impl Report for Flows {
@@ -246,7 +275,7 @@ impl Report for Flows {
         let header = ["CLIENT", "SERVICE", "PROTO", "BACKEND", "NODE", "AGE", "STATE", "RECORD", "REPLIES"];
         let mut table = Table::new(&header).right_aligned(&["AGE"]);
         for flow in self.shown.views() {
-            table.row(row(&flow));
+            add_row(&mut table, &flow);
         }
         table.print(out, color)?;
         if self.truncated {
@@ -256,5 +285,25 @@ impl Report for Flows {
             self.occupancy.iter().map(|(state, count)| format!("{count} {}", state.name().replace('_', " "))).collect();
         let used: usize = self.occupancy.values().sum();
         writeln!(out, "\n{used} of {} records are used: {}", self.capacity, states.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_shown_like_a_socket_address() {
+        for text in ["0.0.0.0:0", "10.0.0.1:80", "192.0.2.199:8080", "255.255.255.255:65535", "[2001:db8::1]:443"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(Endpoint(Some(address.ip()), address.port()).to_string(), text);
+        }
+        assert_eq!(Endpoint(None, 80).to_string(), "?:80");
+    }
+
+    #[test]
+    fn an_age_is_shown_in_the_greatest_unit_of_which_it_has_two() {
+        let shown = [999, 119_999, 120_000, 7_199_999, 7_200_000].map(|age| Age(age).to_string());
+        assert_eq!(shown, ["0s", "119s", "2m", "119m", "2h"]);
     }
 }

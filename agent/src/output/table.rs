@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    fmt::{Display, Write as _},
     io::{self, IsTerminal, Write},
 };
 
@@ -57,20 +58,25 @@ impl Tone {
 }
 
 /// One cell of a [`Table`].
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell<'text> {
-    text: Cow<'text, str>,
+    text: Text<'text>,
     tone: Tone,
 }
 
+enum Text<'text> {
+    Made(Cow<'text, str>),
+    Display(&'text dyn Display),
+}
+
 impl<'text> Cell<'text> {
-    /// Makes a cell with a tone. Control characters are escaped: text of a manifest must not
-    /// control the terminal.
+    /// Makes a cell with a tone.
     pub fn toned(text: impl Into<Cow<'text, str>>, tone: Tone) -> Self {
-        let text = text.into();
-        // Most text is ASCII, where the test is faster.
-        let is_plain = text.bytes().all(|byte| matches!(byte, b' '..=b'~')) || !text.contains(char::is_control);
-        Self { text: if is_plain { text } else { text.escape_debug().to_string().into() }, tone }
+        Self { text: Text::Made(text.into()), tone }
+    }
+
+    /// Makes a cell of what `value` shows. It is written into the table without a string of its own.
+    pub fn display(value: &'text dyn Display) -> Self {
+        Self { text: Text::Display(value), tone: Tone::Plain }
     }
 }
 
@@ -97,11 +103,20 @@ struct Column {
     right: bool,
 }
 
-/// A cell's tone, and the end of its text in [`Table::text`].
+/// A cell, without its text.
 #[derive(Clone, Copy, Debug)]
 struct Stored {
+    /// The end of its text in [`Table::text`].
     end: usize,
+    /// The text was printable ASCII before anything was escaped. So its width is its length.
+    is_ascii: bool,
     tone: Tone,
+}
+
+impl Stored {
+    fn width(self, text: &str) -> usize {
+        if self.is_ascii { text.len() } else { text.chars().count() }
+    }
 }
 
 impl Table {
@@ -124,51 +139,66 @@ impl Table {
     }
 
     /// Adds a row. Missing cells at its end are shown as empty; cells beyond the header are
-    /// dropped.
+    /// dropped. Control characters are escaped: text of a manifest must not control the terminal.
     pub fn row<'text, C: Into<Cell<'text>>>(&mut self, cells: impl IntoIterator<Item = C>) {
         let mut cells = cells.into_iter();
         for column in &mut self.columns {
             let cell = cells.next().map_or(Cell::from(""), Into::into);
-            let text = if cell.text.is_empty() { "-" } else { &cell.text };
-            column.width = column.width.max(width(text));
-            self.text.push_str(text);
-            self.cells.push(Stored { end: self.text.len(), tone: cell.tone });
+            let start = self.text.len();
+            match cell.text {
+                Text::Made(text) => self.text.push_str(&text),
+                // A write to a `String` fails only where `value` does. Then the cell is cut there.
+                Text::Display(value) => _ = write!(self.text, "{value}"),
+            }
+            if self.text.len() == start {
+                self.text.push('-');
+            }
+            let is_ascii = self.text[start..].bytes().all(|byte| matches!(byte, b' '..=b'~'));
+            if !is_ascii && self.text[start..].contains(char::is_control) {
+                let escaped = self.text[start..].escape_debug().to_string();
+                self.text.replace_range(start.., &escaped);
+            }
+            let stored = Stored { end: self.text.len(), is_ascii, tone: cell.tone };
+            column.width = column.width.max(stored.width(&self.text[start..]));
+            self.cells.push(stored);
         }
     }
 
     /// Writes header and rows.
     pub fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let mut start = 0;
+        let mut line = String::new();
         for row in self.cells.chunks(self.columns.len().max(1)) {
+            line.clear();
             for (index, (column, cell)) in self.columns.iter().zip(row).enumerate() {
                 let text = &self.text[start..cell.end];
                 start = cell.end;
-                let padding = column.width - width(text);
+                let padding = column.width - cell.width(text);
                 let (before, after) = match (column.right, index + 1 == row.len()) {
                     (true, _) => (padding, 0),
                     (false, true) => (0, 0),
                     (false, false) => (0, padding),
                 };
                 let gap = if index == 0 { 0 } else { 2 };
-                blanks(out, gap + before)?;
+                blanks(&mut line, gap + before);
                 let sgr = if color == Color::Always { cell.tone.sgr() } else { "" };
-                out.write_all(sgr.as_bytes())?;
-                out.write_all(text.as_bytes())?;
-                out.write_all(if sgr.is_empty() { b"" } else { b"\x1b[0m" })?;
-                blanks(out, after)?;
+                line.push_str(sgr);
+                line.push_str(text);
+                line.push_str(if sgr.is_empty() { "" } else { "\x1b[0m" });
+                blanks(&mut line, after);
             }
-            out.write_all(b"\n")?;
+            line.push('\n');
+            out.write_all(line.as_bytes())?;
         }
         Ok(())
     }
 }
 
-fn width(text: &str) -> usize {
-    if text.is_ascii() { text.len() } else { text.chars().count() }
-}
-
-fn blanks(out: &mut impl Write, count: usize) -> io::Result<()> {
-    (0..count).try_for_each(|_| out.write_all(b" "))
+/// Adds blanks, faster than `extend` does.
+fn blanks(line: &mut String, count: usize) {
+    for _ in 0..count {
+        line.push(' ');
+    }
 }
 
 /// Turns the error of a write to a closed pipe (`vipmux plan . | head`) into success.
@@ -217,7 +247,16 @@ prüfe           -  last
     fn control_characters_never_reach_the_terminal() {
         let mut table = Table::new(&["A"]);
         table.row(["x\x1b[2Jy\nz"]);
-        assert_eq!(render(&table, Color::Never), "A\nx\\u{1b}[2Jy\\nz\n");
+        table.row([Cell::display(&"\x07")]);
+        assert_eq!(render(&table, Color::Never), "A\nx\\u{1b}[2Jy\\nz\n\\u{7}\n");
+    }
+
+    #[test]
+    fn a_displayed_value_is_aligned_like_text() {
+        let mut table = Table::new(&["A", "B", "C"]);
+        table.row([Cell::display(&4096), Cell::display(&""), Cell::display(&"ü")]);
+        table.row(["1", "22", "333"]);
+        assert_eq!(render(&table, Color::Never), "A     B   C\n4096  -   ü\n1     22  333\n");
     }
 
     #[test]
