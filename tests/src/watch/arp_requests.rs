@@ -57,18 +57,26 @@ impl ArpRequests {
     }
 
     /// Returns the MACs that answered, in the order of the requests. A MAC that answers again after
-    /// another one appears again.
+    /// another one appears again. Two that answer the same requests appear once each.
     pub fn leaders(&self) -> Vec<MacAddr> {
-        let mut leaders: Vec<MacAddr> = Vec::new();
-        for (_, answers) in &self.requests {
-            let last = leaders.last().copied();
-            let macs = || answers.iter().map(|(mac, _)| *mac);
-            // A request with two replies shows no order between them.
-            leaders.extend(macs().filter(|mac| Some(*mac) == last));
-            leaders.extend(macs().filter(|mac| Some(*mac) != last));
-            leaders.dedup();
+        let (mut leaders, mut before): (Vec<MacAddr>, Vec<MacAddr>) = (Vec::new(), Vec::new());
+        for (_, answers) in self.requests.iter().filter(|(_, answers)| !answers.is_empty()) {
+            let macs: Vec<_> = answers.iter().map(|(mac, _)| *mac).collect();
+            // A request with two replies shows no order between them. Who answered the last request,
+            // too, does not begin with this one, as long as the latest leader still answers.
+            let (last, goes_on) = (leaders.last().copied(), leaders.last().is_some_and(|last| macs.contains(last)));
+            let begins = |mac: &MacAddr| Some(*mac) != last && !(goes_on && before.contains(mac));
+            leaders.extend(macs.iter().copied().filter(begins));
+            before = macs;
         }
         leaders
+    }
+
+    /// Returns the time from the first request to the last one that more than one node answered.
+    pub fn overlap(&self) -> Duration {
+        let twice: Vec<_> = self.requests.iter().filter(|(_, answers)| answers.len() > 1).map(|(at, _)| *at).collect();
+        let ends = twice.first().zip(twice.last());
+        ends.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(*first))
     }
 
     /// Returns the longest time between two replies, beyond the pause between requests.
@@ -158,6 +166,34 @@ mod tests {
         assert_eq!(requests(&[&[ONE, TWO], &[ONE]]).answered_twice(), 1);
         assert_eq!(requests(&[&[ONE, ONE]]).answered_twice(), 0);
         assert_eq!(requests(&[&[ONE], &[TWO, ONE], &[TWO]]).leaders(), [ONE, TWO]);
+    }
+
+    #[test]
+    fn nodes_that_answer_the_same_requests_for_a_while_are_no_moves_forth_and_back() {
+        for count in 1..5 {
+            let mut answers: Vec<&[MacAddr]> = vec![&[ONE, TWO]; count];
+            answers.splice(0..0, [&[ONE][..]]);
+            answers.push(&[]);
+            assert_eq!(requests(&answers).leaders(), [ONE, TWO]);
+            answers.push(&[TWO]);
+            assert_eq!(requests(&answers).leaders(), [ONE, TWO]);
+            answers.push(&[ONE]);
+            assert_eq!(requests(&answers).leaders(), [ONE, TWO, ONE]);
+        }
+        assert_eq!(requests(&[&[ONE], &[ONE, TWO], &[ONE]]).leaders(), [ONE, TWO, ONE]);
+        assert_eq!(requests(&[&[ONE], &[TWO], &[ONE, TWO], &[TWO]]).leaders(), [ONE, TWO, ONE, TWO]);
+    }
+
+    #[test]
+    fn an_overlap_lasts_from_the_first_to_the_last_request_with_two_answers() {
+        let mut arp_requests = requests(&[&[ONE], &[ONE, TWO], &[TWO], &[TWO, ONE], &[TWO]]);
+        let begin = arp_requests.requests[0].0;
+        for ((asked, _), number) in arp_requests.requests.iter_mut().zip(0..) {
+            *asked = begin + PAUSE * number;
+        }
+        assert_eq!(arp_requests.overlap(), PAUSE * 2);
+        assert_eq!(requests(&[&[ONE], &[ONE, TWO], &[TWO]]).overlap(), Duration::ZERO);
+        assert_eq!(requests(&[&[ONE], &[TWO]]).overlap(), Duration::ZERO);
     }
 
     #[test]
