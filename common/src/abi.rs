@@ -19,7 +19,7 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
@@ -126,6 +126,21 @@ impl Mac {
     pub const fn bytes(self) -> [u8; 6] {
         let (h, t) = (self.head.to_ne_bytes(), self.tail.to_ne_bytes());
         [h[0], h[1], h[2], h[3], t[0], t[1]]
+    }
+
+    /// From eight bytes of a frame, loaded natively, of which the first six are the MAC address.
+    #[inline(always)]
+    pub const fn of_word(word: u64) -> Self {
+        const SIX: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
+        // SAFETY: any eight bytes are a value, and the type has no other ones.
+        unsafe { core::mem::transmute::<u64, Self>(word & SIX) }
+    }
+
+    /// Returns the six bytes and two of zero, as they are in memory.
+    #[inline(always)]
+    pub const fn word(self) -> u64 {
+        // SAFETY: every byte is one of a field.
+        unsafe { core::mem::transmute::<Self, u64>(self) }
     }
 
     /// Returns whether this may be a hand-over MAC ([`HANDOVER_PREFIX`]). Only `PEERS` knows.
@@ -502,6 +517,13 @@ impl Node {
     pub const fn vlan(&self) -> Option<u32> {
         if self.flags & NODE_VLAN == 0 { None } else { Some(self.flags >> NODE_VLAN_SHIFT) }
     }
+
+    /// Returns the VLAN of the path if it is known and not this one.
+    #[inline(always)]
+    pub const fn other_vlan(&self, than: u32) -> Option<u32> {
+        let vlan = self.flags >> NODE_VLAN_SHIFT;
+        if vlan != than && self.flags & NODE_VLAN != 0 { Some(vlan) } else { None }
+    }
 }
 
 /// In `PEERS[Mac]`, besides the index of the node: the MAC is a hand-over MAC of that node, not one
@@ -517,12 +539,17 @@ pub struct NodeLabel {
     pub name: [u8; 256],
 }
 
-/// `FENCE[0]`: the fence deadline, until which ARP and NDP are answered.
+/// `FENCE[0]`: the fence deadline, until which ARP and NDP are answered. With a new deadline, the agent
+/// writes zeros into the other fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fence {
     /// `CLOCK_BOOTTIME`, nanoseconds. 0: never.
     pub deadline: u64,
+    /// `jiffies_64` when the programs last compared it with the clock.
+    pub checked: u64,
+    /// Their answer: 1 if it passed longer than [`Config::abandon_after`] ago.
+    pub abandoned: u64,
 }
 
 /// Value of the per-CPU arrays `STATS`, `DROPS` and `SERVICE_STATS`.
@@ -557,6 +584,6 @@ const _: () = {
     assert!(size_of::<NodeLabel>() == 256);
     // A node's index must fit into a flow record.
     assert!(capacity::NODES <= 1 << 16 && capacity::SEGMENTS.is_power_of_two());
-    assert!(size_of::<Fence>() == 8);
+    assert!(size_of::<Fence>() == 24);
     assert!(size_of::<Count>() == 24);
 };

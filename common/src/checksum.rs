@@ -3,12 +3,12 @@
 
 /// Folds a sum of 16-bit words into 16 bits.
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation, reason = "three foldings leave 17 bits at most, and the last one 16")]
+#[allow(clippy::cast_possible_truncation, reason = "after three foldings, a carry at most is left")]
 pub const fn fold(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (sum + (sum >> 16)) as u16
 }
 
 /// Returns the change from word `old` to `new`, for [`update`]. Changes can be added.
@@ -21,6 +21,17 @@ pub const fn change(old: u32, new: u32) -> u64 {
 #[inline(always)]
 pub const fn update(field: u16, change: u64) -> u16 {
     !fold((!field) as u64 + change)
+}
+
+/// Returns an IPv4 header's checksum field after its TTL was decremented, as [`update`] would for the
+/// word with the TTL in its upper byte. The kernel does the same (`ip_decrease_ttl` in
+/// include/net/ip.h).
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "the carry is added to the low half")]
+pub const fn decremented(field: u16) -> u16 {
+    let sum = field as u32 + 0x0100_u16.to_be() as u32;
+    // All ones becomes zero, as by the kernel.
+    (sum + (sum + 1 >> 16)) as u16
 }
 
 /// Returns the sum of `bytes`, padded with a zero byte to whole words.
@@ -41,6 +52,22 @@ mod tests {
     fn sum_of_rfc_1071_example() {
         let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
         assert_eq!(fold(sum(&bytes)).to_ne_bytes(), [0xdd, 0xf2]);
+    }
+
+    #[test]
+    fn a_decremented_ttl_has_the_same_effect_as_an_update() {
+        let word = |ttl: u8| u32::from(u16::from_be_bytes([ttl, 6]).to_be());
+        for field in 0..=u16::MAX {
+            for ttl in [1, 2, 64, 255] {
+                let updated = update(field, change(word(ttl), word(ttl - 1)));
+                let is_same = |a: u16, b: u16| a == b || a.wrapping_add(1) <= 1 && b.wrapping_add(1) <= 1;
+                assert!(
+                    is_same(decremented(field), updated),
+                    "{field:#06x}: {:#06x}, {updated:#06x}",
+                    decremented(field)
+                );
+            }
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use crate::abi::{
     Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowRecord,
-    FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac, Member, Node, NodeLabel, Range,
-    Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
+    FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member, Node, NodeLabel, Range, Scratch,
+    ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
 };
 
 macro_rules! pod {
@@ -29,7 +29,6 @@ pod!(
     FragmentKey,
     FragmentValue,
     Interface,
-    Lapse,
     Leader,
     Mac,
     Member,

@@ -9,13 +9,13 @@ use vipmux_common::{
 
 use crate::{
     flow,
-    maps::{BUDGETS, CONFIG},
+    maps::{BUDGETS, config},
 };
 
 /// Takes one from the budget of the address's group, or from that for all, if there is one left.
 #[inline(always)]
 pub(crate) fn take(kind: Kind, address: &Address) -> bool {
-    let Some(config) = CONFIG.get(0) else { return false };
+    let config = config();
     let (rate, now) = (u64::from(kind.per_second(config)), flow::now());
     let hz = u64::from(config.hz);
     spend(kind.of_group(&config.flow_secret, address), rate * hz / u64::from(GROUPS), hz, now)

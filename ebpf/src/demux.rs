@@ -8,6 +8,8 @@
 //! backend. If the flow has a record after all, or none can be chosen, [`new`] runs again and looks
 //! for the record first.
 
+use core::ptr;
+
 use vipmux_common::{
     abi::{
         Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
@@ -22,11 +24,11 @@ use crate::{
     forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
-    maps::{CONFIG, SCRATCH},
+    maps::{SCRATCH, config},
     nat, neighbor,
     packet::{LATER, Packet, Transport},
     position, record, reject,
-    scratch::{attempts, is_opening, known, look_for_record, tell, try_another_backend},
+    scratch::{look_for_record, tell, try_another_backend},
     segment::Segment,
     service,
     verdict::{Outcome, Verdict},
@@ -39,8 +41,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
     let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let handed_over = flags.is_handed_over();
-    let now = flow::now();
-    let Some(config) = CONFIG.get(0) else { return Ok(Verdict::PASS) };
+    let (config, now) = (config(), flow::now());
     if neighbor::is_abandoned(config, now) {
         return Ok(Verdict::PASS);
     }
@@ -73,7 +74,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         return Err(DropReason::SourceRange.into());
     }
     count::service(found.slot, frame.length, false);
-    send(config, frame, interface, &packet, &transport, &segment, &found)
+    send::<V6, true>(config, frame, interface, &packet, &transport, &segment, &found)
 }
 
 /// Handles an IP packet that is addressed to this interface's MAC, if [`established`] does not know
@@ -81,12 +82,20 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
 #[inline(always)]
 pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
-    let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
-    let (id, flags) = if matches!(scratch.known, KNOWN_NEW | KNOWN_OPENING | KNOWN_VIP) {
-        (scratch.vip, vip::Flags(scratch.vip_flags))
+    let scratch = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
+    // Read for each use, since the stack has no room.
+    // SAFETY: a per-CPU value.
+    let known = move || unsafe { ptr::read_volatile(&raw const (*scratch).known) };
+    // SAFETY: as above.
+    let attempts = move || unsafe { ptr::read_volatile(&raw const (*scratch).attempts) };
+    let is_opening = || known() == KNOWN_OPENING;
+    let (id, flags) = if matches!(known(), KNOWN_NEW | KNOWN_OPENING | KNOWN_VIP) {
+        // SAFETY: as above.
+        unsafe { ((*scratch).vip, vip::Flags((*scratch).vip_flags)) }
     } else {
         let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
-        tell(Scratch { vip: id, vip_flags: flags.0, ..Scratch::default() }, Verdict::NEW)?;
+        // SAFETY: as above.
+        unsafe { *scratch = Scratch { vip: id, vip_flags: flags.0, ..Scratch::default() } };
         (id, flags)
     };
     let transport = packet.transport(frame, Some(frame.available()))?;
@@ -99,11 +108,9 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
     let key = segment.flow(packet.source, id);
     let source = Source { frame, interface, vip: flags };
-    let recorded = match CONFIG.get(0) {
-        Some(config) if !matches!(known(), KNOWN_NEW | KNOWN_OPENING) => {
-            flow::find(config, &key, &segment, &source, flow::now())?
-        }
-        _ => None,
+    let recorded = match known() {
+        KNOWN_NEW | KNOWN_OPENING => None,
+        _ => flow::find(config(), &key, &segment, &source, flow::now())?,
     };
     let (mut found, is_new, to_remember) = match recorded {
         Some(found) => {
@@ -159,8 +166,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
     count::service(found.slot, frame.length, is_recorded);
     fragment::record(&packet, &transport, &found, flow::now())?;
-    let config = CONFIG.get(0).ok_or(Verdict::PASS)?;
-    send(config, frame, interface, &packet, &transport, &segment, &found)
+    send::<V6, false>(config(), frame, interface, &packet, &transport, &segment, &found)
 }
 
 /// A packet that no Service or no backend takes continues to the program that answers it.
@@ -204,9 +210,9 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
 }
 
-/// Sends the packet to the backend.
+/// Sends the packet to the backend. `KNOWN`: a record's, which [`flow::find`] has returned.
 #[inline(always)]
-fn send<const V6: bool>(
+fn send<const V6: bool, const KNOWN: bool>(
     config: &Config,
     frame: &Frame,
     interface: &Interface,
@@ -223,7 +229,11 @@ fn send<const V6: bool>(
         Some(_) if found.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend),
         None => {
-            let node = service::node(&found.target)?;
+            let node = match found.target.remote {
+                // `Source::is_fit` has just checked it.
+                Some(node) if KNOWN => node,
+                _ => service::node(&found.target)?,
+            };
             if found.kept != Kept::Record {
                 count::stat(Stat::Unrecorded, frame.length);
             }
@@ -254,7 +264,7 @@ fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usiz
         Some(backend) => Ok(icmp::deliver(frame, packet, at, embedded, backend)),
         None => {
             let node = service::node(&target)?;
-            forward::hand_over(CONFIG.get(0).ok_or(Verdict::PASS)?, frame, packet, interface, node)
+            forward::hand_over(config(), frame, packet, interface, node)
         }
     }
 }
@@ -281,7 +291,7 @@ fn later<const V6: bool>(source: &Source, packet: &Packet<V6>, key: &FragmentKey
         Some(backend) => Ok(nat::deliver_later(frame, packet, backend)),
         None => {
             let node = service::node(&target)?;
-            forward::hand_over(CONFIG.get(0).ok_or(Verdict::PASS)?, frame, packet, interface, node)
+            forward::hand_over(config(), frame, packet, interface, node)
         }
     }
 }

@@ -18,7 +18,7 @@ use vipmux_common::{
 
 use crate::{
     frame::Frame,
-    maps::{BACKEND_NODES, BACKENDS, CONFIG, NODES, SERVICE_STATES},
+    maps::{BACKEND_NODES, BACKENDS, NODES, SERVICE_STATES, config},
     packet::UDP,
     position::{self, search},
     segment::{FIN, RST, Segment},
@@ -91,7 +91,7 @@ impl Target {
 #[inline(always)]
 pub(crate) fn newest_generation() -> u32 {
     // SAFETY: a map value.
-    let next = CONFIG.get(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const config.next_generation) });
+    let next = unsafe { ptr::read_volatile(&raw const config().next_generation) };
     next.wrapping_sub(1)
 }
 
@@ -352,7 +352,7 @@ impl Source<'_> {
             return Ok(true);
         }
         let Ok(node) = service::node(target) else { return Ok(false) };
-        let came_back = node.mac == self.frame.source;
+        let came_back = node.mac.word() == self.frame.source.word();
         if !self.vip.is_handed_over() && !came_back {
             return Ok(true);
         }
@@ -448,7 +448,7 @@ pub(crate) fn refresh(config: &Config, record: *mut FlowRecord, flow: &Flow, fla
 /// packets about the flow, not of it.
 #[inline(always)]
 pub(crate) fn look(key: &FlowKey, vip: vip::Flags) -> Option<(Target, u32)> {
-    let config = CONFIG.get(0)?;
+    let config = config();
     let place = position::place(config, &key.client, key.client_port, key.protocol);
     // SAFETY: in the table.
     let flow = unsafe { Flow::whole(search(config, key, place)?, place) }?;

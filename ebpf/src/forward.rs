@@ -35,9 +35,12 @@ pub(crate) fn hand_over<const V6: bool>(
     if hops <= 1 {
         return Err(DropReason::TtlExceeded.into());
     }
-    packet.set_hops(hops - 1);
-    let vlan = node.vlan().unwrap_or(frame.vlan);
-    frame.write_path(node.mac, source(config, interface, node), vlan).ok_or(DropReason::NodeUnreachable)?;
+    packet.decrement_hops(hops);
+    let source = source(config, interface, node);
+    match node.other_vlan(frame.vlan) {
+        None => frame.write_macs(node.mac, source),
+        Some(vlan) => frame.retag(node.mac, source, vlan).ok_or(DropReason::NodeUnreachable)?,
+    }
     count::stat(Stat::HandedOver, frame.length);
     Ok(Verdict::forward(node.ifindex))
 }
@@ -75,8 +78,9 @@ pub(crate) fn hand_over_segment<const V6: bool>(
 /// takes no second one.
 #[inline(always)]
 fn source(config: &Config, interface: &Interface, node: &Node) -> Mac {
-    if interface.flags & INTERFACE_OWN_MAC == 0 && config.handover != Mac::default() {
-        return config.handover;
+    let handover = config.handover;
+    if interface.flags & INTERFACE_OWN_MAC == 0 && handover.word() != 0 {
+        return handover;
     }
     INTERFACES.get(node.ifindex).map_or(interface.mac, |outlet| outlet.mac)
 }

@@ -11,7 +11,7 @@ use vipmux_common::{
 use crate::{
     budget,
     flow::{self, Found, Target},
-    maps::{BACKENDS, CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
+    maps::{BACKENDS, EGRESS_FRAGMENTS, FRAGMENTS, Workspace, config},
     packet::{FIRST, Packet, Transport},
     vip,
 };
@@ -19,7 +19,7 @@ use crate::{
 /// Returns whether a first fragment seen at `seen` is recent enough for later ones.
 #[inline(always)]
 fn is_alive(seen: u64) -> bool {
-    let life = CONFIG.get(0).map_or(0, |config| config.fragment_life);
+    let life = config().fragment_life;
     flow::age(seen, flow::now()) <= u64::from(life)
 }
 

@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use vipmux_common::abi::Mac;
 
-use crate::wire::{opaque, pin, read, write};
+use crate::wire::{opaque, pin, read, write, write_low};
 
 pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800_u16.to_be();
 pub(crate) const ETHERTYPE_IPV6: u16 = 0x86dd_u16.to_be();
@@ -33,6 +33,15 @@ fn length(context: *mut xdp_md) -> u64 {
     // SAFETY: the context is valid for the whole run. The helper is there where such programs can be
     // loaded.
     unsafe { bpf_xdp_get_buff_len(context) }
+}
+
+/// Returns the length of a frame with `linear` bytes in its first buffer. `packet`: the two bytes
+/// where an IPv4 packet without a tag has its length.
+#[inline(always)]
+fn frame_length(context: *mut xdp_md, fragmented: bool, linear: usize, ethertype: u16, packet: u16) -> u64 {
+    let packet = ETHERNET_LENGTH + usize::from(u16::from_be(packet));
+    let is_linear = !fragmented || ethertype == ETHERTYPE_IPV4 && packet <= linear;
+    if is_linear { linear as u64 } else { length(context) }
 }
 
 /// Returns all ones if two numbers are equal, else zero, by arithmetic.
@@ -69,7 +78,39 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Parses a frame without a tag. If it has one, its Ethertype says so, and nothing else is of use.
     /// `None` where the frame is too short.
+    #[inline(always)]
+    pub(crate) fn parse_untagged(context: *mut xdp_md, fragmented: bool) -> Option<Self> {
+        let (start, end) = bounds(context);
+        // As in `parse`.
+        if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
+            return None;
+        }
+        // SAFETY: compared with the end above.
+        let (destination, source, ethertype, packet) = unsafe {
+            let (destination, source): (u64, u64) = (read::<0, _>(start), read::<6, _>(start));
+            (Mac::of_word(destination), Mac::of_word(source), read::<12, u16>(start), read::<16, u16>(start))
+        };
+        let length = frame_length(context, fragmented, end - start, ethertype, packet);
+        Some(Self {
+            context,
+            start,
+            end,
+            network: start + ETHERNET_LENGTH,
+            link: ETHERNET_LENGTH,
+            ethertype,
+            vlan: 0,
+            tag_mask: 0,
+            tag: 0,
+            destination,
+            source,
+            length,
+            fragmented,
+        })
+    }
+
+    /// Parses a frame with a tag or without. `None` where it is too short.
     #[inline(always)]
     pub(crate) fn parse(context: *mut xdp_md, fragmented: bool) -> Option<Self> {
         let (start, end) = bounds(context);
@@ -80,8 +121,8 @@ impl Frame {
         // SAFETY: compared with the end above.
         let (destination, source, outer, tag, inner) = unsafe {
             (
-                Mac { head: read::<0, _>(start), tail: read::<4, _>(start), padding: 0 },
-                Mac { head: read::<6, _>(start), tail: read::<10, _>(start), padding: 0 },
+                Mac::of_word(read::<0, _>(start)),
+                Mac::of_word(read::<6, _>(start)),
                 read::<12, u16>(start),
                 read::<14, u16>(start),
                 read::<16, u16>(start),
@@ -90,10 +131,7 @@ impl Frame {
         // Without a branch, so that the verifier does not check all that follows twice.
         let mask = mask_if_equal(outer, ETHERTYPE_VLAN);
         let link = ETHERNET_LENGTH + (mask as usize & VLAN_TAG_LENGTH);
-        let linear = end - start;
-        let packet = ETHERNET_LENGTH + usize::from(u16::from_be(inner));
-        let is_linear = !fragmented || outer == ETHERTYPE_IPV4 && packet <= linear;
-        let length = if is_linear { linear as u64 } else { length(context) };
+        let length = frame_length(context, fragmented, end - start, outer, inner);
         Some(Self {
             context,
             start,
@@ -159,23 +197,19 @@ impl Frame {
 
     /// Writes the MACs, and the tag of another VLAN (0: none). Then nothing else may be read or written.
     #[inline(always)]
-    pub(crate) fn write_path(&self, destination: Mac, source: Mac, vlan: u32) -> Option<()> {
-        if vlan == self.vlan {
-            self.write_macs(destination, source);
-            return Some(());
-        }
-        let word = |mac: Mac| u64::from(mac.head) | u64::from(mac.tail) << 32;
-        (frame_retag(self.context, word(destination), word(source), vlan) == 0).then_some(())
+    pub(crate) fn retag(&self, destination: Mac, source: Mac, vlan: u32) -> Option<()> {
+        (frame_retag(self.context, destination.word(), source.word(), vlan) == 0).then_some(())
     }
 
     #[inline(always)]
     pub(crate) fn write_macs(&self, destination: Mac, source: Mac) {
         // SAFETY: `parse` compared the Ethernet header with the end.
         unsafe {
-            write::<0, _>(self.start, destination.head);
-            write::<4, _>(self.start, destination.tail);
-            write::<6, _>(self.start, source.head);
-            write::<10, _>(self.start, source.tail);
+            let (destination, source) = (destination.word(), source.word());
+            write_low::<0, u32>(self.start, destination);
+            write_low::<4, u16>(self.start, destination >> 32);
+            write_low::<6, u32>(self.start, source);
+            write_low::<10, u16>(self.start, source >> 32);
         }
     }
 }

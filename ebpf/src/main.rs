@@ -45,7 +45,9 @@ use aya_ebpf::{
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-use vipmux_common::abi::{CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, DropReason, INTERFACE_BACKUP, Interface};
+use vipmux_common::abi::{
+    CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, CALL_OTHER, DropReason, INTERFACE_BACKUP, Interface,
+};
 
 use crate::{
     frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH},
@@ -64,6 +66,19 @@ pub fn vipmux_xdp(context: XdpContext) -> u32 {
 #[xdp(frags)]
 pub fn vipmux_xdp_frags(context: XdpContext) -> u32 {
     run::<true>(&context)
+}
+
+/// Called for ARP, and for frames with a VLAN tag. In all others, [`vipmux_xdp`] finds the headers in
+/// fixed places, which saves it a fifth of its instructions.
+#[xdp]
+pub fn vipmux_other(context: XdpContext) -> u32 {
+    run_other::<false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_other_frags(context: XdpContext) -> u32 {
+    run_other::<true>(&context)
 }
 
 /// Called for IPv4 packets whose flow [`vipmux_xdp`] does not know.
@@ -114,14 +129,30 @@ pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
     run_odd::<true, true>(&context)
 }
 
+#[inline(always)]
+fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+    let Some(frame) = Frame::parse_untagged(context.ctx, FRAGMENTED) else { return XDP_PASS };
+    if !matches!(frame.ethertype, ETHERTYPE_IPV4 | ETHERTYPE_IPV6) {
+        return call::<FRAGMENTED>(context, CALL_OTHER);
+    }
+    handle::<FRAGMENTED>(context, frame)
+}
+
+#[inline(always)]
+fn run_other<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+    let Some(frame) = Frame::parse(context.ctx, FRAGMENTED) else { return XDP_PASS };
+    handle::<FRAGMENTED>(context, frame)
+}
+
 /// Flooded, mirrored and bridged frames are for others. Only frames that are addressed to this
 /// interface are handled, and address resolution. A bond gets flooded frames by each of its cards.
 /// Those that come by a card that it does not use are copies.
 #[inline(always)]
-fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
-    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+fn handle<const FRAGMENTED: bool>(context: &XdpContext, frame: Frame) -> u32 {
+    let ifindex = context.ingress_ifindex() as u32;
+    let Some(interface) = INTERFACES.get(ifindex) else { return XDP_PASS };
     let length = frame.length;
-    let own = frame.destination == interface.mac;
+    let own = frame.destination.word() == interface.mac.word();
     let is_v6 = frame.ethertype == ETHERTYPE_IPV6;
     let outcome = match frame.ethertype {
         ETHERTYPE_IPV4 if own => demux::established::<false>(&frame, interface),

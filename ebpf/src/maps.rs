@@ -1,6 +1,8 @@
 //! All maps. The agent pins each under its name and sizes it at load time. `vipmux_common::abi` has
 //! the types.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
@@ -9,17 +11,36 @@ use aya_ebpf::{
 use vipmux_common::{
     abi::{
         Address, AffinityKey, AffinityValue, Backend, Budget, CALL_INGRESS, CALLS as CALL_COUNT, Config, Count,
-        DropReason, EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface, Lapse,
-        Leader, Mac, Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
-        Speaker, SpeakerKey, Stat, VipSlot, VipValue, capacity,
+        DropReason, EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface, Leader,
+        Mac, Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
+        SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
     backend_nodes, budget, table,
 };
 
-#[map]
-pub(crate) static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
-#[map]
-pub(crate) static FENCE: Array<Fence> = Array::with_max_entries(1, 0);
+/// A map of one element, as a global variable: one instruction has its address, where a lookup needs 14
+/// and the registers. In the object, such a map has the name of its section.
+#[unsafe(link_section = ".data.CONFIG")]
+#[unsafe(no_mangle)]
+static mut CONFIG: MaybeUninit<Config> = MaybeUninit::zeroed();
+/// As [`CONFIG`].
+#[unsafe(link_section = ".data.FENCE")]
+#[unsafe(no_mangle)]
+static mut FENCE: MaybeUninit<Fence> = MaybeUninit::zeroed();
+
+/// Returns the configuration.
+#[inline(always)]
+pub(crate) fn config() -> &'static Config {
+    // SAFETY: all zero is a value. The agent writes it meanwhile, a word at a time, as in every map.
+    unsafe { &*(&raw const CONFIG).cast() }
+}
+
+/// Returns the fence.
+#[inline(always)]
+pub(crate) fn fence() -> *mut Fence {
+    (&raw mut FENCE).cast()
+}
+
 #[map]
 pub(crate) static INTERFACES: Array<Interface> = Array::with_max_entries(capacity::INTERFACES, 0);
 #[map]
@@ -91,8 +112,6 @@ pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(
 /// Scratch space for map values, for which the stack has no room. It has no meaning between uses.
 #[map]
 pub(crate) static WORKSPACE: PerCpuArray<Workspace> = PerCpuArray::with_max_entries(1, 0);
-#[map]
-pub(crate) static LAPSE: PerCpuArray<Lapse> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
 #[map]

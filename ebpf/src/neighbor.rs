@@ -1,5 +1,7 @@
 //! Decides who answers for a VIP's address on the link, for ARP and Neighbor Discovery.
 
+use core::ptr;
+
 use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
 use vipmux_common::{
     abi::{
@@ -12,7 +14,7 @@ use vipmux_common::{
 use crate::{
     budget, count,
     frame::Frame,
-    maps::{CONFIG, FENCE, INTERFACES, LAPSE, SPEAKERS, VIPS},
+    maps::{INTERFACES, SPEAKERS, VIPS, config, fence},
     peer,
 };
 
@@ -28,30 +30,29 @@ enum Standing {
 
 #[inline(always)]
 fn standing() -> Standing {
-    let deadline = FENCE.get(0).map_or(0, |fence| fence.deadline);
-    // SAFETY: a helper without arguments.
-    let now = unsafe { bpf_ktime_get_boot_ns() };
+    // SAFETY: a map value, and a helper without arguments.
+    let (deadline, now) = unsafe { (ptr::read_volatile(&raw const (*fence()).deadline), bpf_ktime_get_boot_ns()) };
     if now < deadline {
         Standing::InTime
-    } else if now - deadline < CONFIG.get(0).map_or(0, |config| u64::from(config.abandon_after)) * NANOSECONDS {
+    } else if now - deadline < u64::from(config().abandon_after) * NANOSECONDS {
         Standing::Lapsed
     } else {
         Standing::Abandoned
     }
 }
 
-/// Returns whether the agent has been away for so long that this node leaves VIPs alone. Each CPU
-/// reads the clock once a second, since it costs more than all the rest.
+/// Returns whether the agent has been away for so long that this node leaves VIPs alone. The clock is
+/// read once a second and after each new deadline, since that costs more than all the rest.
 #[inline(always)]
 pub(crate) fn is_abandoned(config: &Config, now: u64) -> bool {
-    let Some(lapse) = LAPSE.get_ptr_mut(0) else { return false };
-    // SAFETY: a per-CPU value; an interleaved run on this CPU asks the clock once more at worst.
+    let fence = fence();
+    // SAFETY: a map value. If several CPUs ask the clock at once, their answers are the same.
     unsafe {
-        if now.wrapping_sub((*lapse).checked) >= u64::from(config.hz) {
-            (*lapse).checked = now;
-            (*lapse).abandoned = u64::from(standing() == Standing::Abandoned);
+        if now.wrapping_sub(ptr::read_volatile(&raw const (*fence).checked)) >= u64::from(config.hz) {
+            ptr::write_volatile(&raw mut (*fence).abandoned, u64::from(standing() == Standing::Abandoned));
+            ptr::write_volatile(&raw mut (*fence).checked, now);
         }
-        (*lapse).abandoned != 0
+        ptr::read_volatile(&raw const (*fence).abandoned) != 0
     }
 }
 

@@ -9,7 +9,7 @@ use vipmux_common::{
 
 use crate::{
     flow::{age_low, now},
-    maps::{CONFIG, FLOWS},
+    maps::{FLOWS, config},
 };
 
 /// Returns the place of a flow in the table.
@@ -23,12 +23,17 @@ pub(crate) type Position = u32;
 /// No record.
 pub(crate) const NOWHERE: Position = u32::MAX;
 
+/// Returns the records of a set, by the set's number: [`WAYS`] in a row.
+#[inline(always)]
+pub(crate) fn records(set: u32) -> Option<*mut FlowRecord> {
+    FLOWS.get_ptr_mut(set).map(|set| set.cast())
+}
+
 /// Returns the record at a position.
 #[inline(always)]
 pub(crate) fn at(position: Position) -> Option<*mut FlowRecord> {
-    let set = FLOWS.get_ptr_mut(position / WAYS)?;
     // SAFETY: one of the set's records.
-    Some(unsafe { set.cast::<FlowRecord>().add((position % WAYS) as usize) })
+    Some(unsafe { records(position / WAYS)?.add((position % WAYS) as usize) })
 }
 
 /// Makes the CPU fetch the set of a flow that will soon be written there. BPF has no prefetch, and a
@@ -54,10 +59,10 @@ pub(crate) struct Overflow {
 impl Overflow {
     #[inline(always)]
     pub(crate) fn of(set: Position) -> Option<Self> {
-        let (record, config) = (at(set + OVERFLOW_WAY)?, CONFIG.get(0)?);
+        let record = at(set + OVERFLOW_WAY)?;
         // SAFETY: in the table.
         let time = unsafe { ptr::read_volatile(&raw const (*record).of_set) };
-        (time != 0).then(|| Self { time, now: now() as u32, hz: config.hz })
+        (time != 0).then(|| Self { time, now: now() as u32, hz: config().hz })
     }
 
     /// Returns whether such a flow may be alive.
@@ -135,7 +140,8 @@ pub(crate) fn sets(config: &Config, place: Place) -> u64 {
 #[inline(always)]
 pub(crate) fn search(config: &Config, key: &FlowKey, place: Place) -> Option<*mut FlowRecord> {
     let words = Words::of(key);
-    let first = at(place.set(config.flow_mask) * WAYS + place.way())?;
+    // SAFETY: one of the set's records.
+    let first = unsafe { records(place.set(config.flow_mask))?.add(place.way() as usize) };
     // SAFETY: in the table.
     if unsafe { words.are_of(first) } {
         return Some(first);
@@ -175,12 +181,12 @@ pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) 
 
 #[inline(always)]
 fn find_in_set(set: Position, way: u32, is_it: &impl Fn(*mut FlowRecord) -> bool) -> Position {
+    let Some(records) = records(set / WAYS) else { return NOWHERE };
     for number in 0..WAYS {
-        let position = set + Place::next_way(way, number);
-        match at(position) {
-            Some(record) if is_it(record) => return position,
-            Some(_) => {}
-            None => return NOWHERE,
+        let way = Place::next_way(way, number);
+        // SAFETY: one of the set's records.
+        if is_it(unsafe { records.add(way as usize) }) {
+            return set + way;
         }
     }
     NOWHERE

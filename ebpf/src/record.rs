@@ -16,7 +16,7 @@ use vipmux_common::{
 use crate::{
     count,
     flow::{self, Flow, Found, Kept, after, age_low, is_closed},
-    maps::{BACKENDS, CONFIG, FLOWS, SERVICE_STATES, Workspace},
+    maps::{BACKENDS, FLOWS, SERVICE_STATES, Workspace, config},
     nat,
     packet::UDP,
     position::{self, Overflow, Position, Words},
@@ -54,7 +54,8 @@ const KNOWN: u32 = 11;
 /// ([`is_opening`]), one of the same flow stays as it is.
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
-    let (Some(workspace), Some(config)) = (Workspace::get(), CONFIG.get(0)) else { return Kept::NoRoom };
+    let Some(workspace) = Workspace::get() else { return Kept::NoRoom };
+    let config = config();
     let place = position::place(config, &key.client, key.client_port, key.protocol);
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
     // A forged SYN must not lower the rank of a record.
@@ -301,11 +302,12 @@ impl Survey {
 extern "C" fn flow_survey(set: Position) -> u64 {
     const CLOSING: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
     let Some(Workspace { flow: new, way: first, now, .. }) = Workspace::get() else { return Survey::FAILED.0 };
+    let Some(records) = position::records(set / WAYS) else { return Survey::FAILED.0 };
     let (mut best, mut found) = (u64::MAX, 0);
     for number in 0..WAYS {
         let way = Place::next_way(*first, number);
-        let Some(record) = position::at(set + way) else { return Survey::FAILED.0 };
-        let words = record.cast::<u64>();
+        // SAFETY: one of the set's records.
+        let words = unsafe { records.add(way as usize) }.cast::<u64>();
         // SAFETY: in the table.
         let word = |index| unsafe { ptr::read_volatile(words.add(index)) };
         let ports = word(1);
@@ -343,12 +345,13 @@ extern "C" fn flow_survey(set: Position) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_score(position: Position) -> u64 {
-    let (Some(record), Some(config)) = (position::at(position), CONFIG.get(0)) else { return u64::MAX };
-    let Some(Workspace { now, .. }) = Workspace::get() else { return u64::MAX };
+    let (Some(record), Some(Workspace { now, .. })) = (position::at(position), Workspace::get()) else {
+        return u64::MAX;
+    };
     // SAFETY: in the table. A torn copy only ranks wrongly.
     let flow = unsafe { Flow::read(record) };
     let age = flow.age(*now);
-    score(rank(config, &flow, age), age)
+    score(rank(config(), &flow, age), age)
 }
 
 #[inline(always)]
@@ -391,15 +394,16 @@ fn is_idle(config: &Config, flow: &Flow, age: u32) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_collides(position: Position) -> u32 {
-    let (Some(record), Some(config)) = (position::at(position), CONFIG.get(0)) else { return 1 };
-    let Some(Workspace { flow: new, now, .. }) = Workspace::get() else { return 1 };
+    let (Some(record), Some(Workspace { flow: new, now, .. })) = (position::at(position), Workspace::get()) else {
+        return 1;
+    };
     // SAFETY: in the table.
     let flow = unsafe { Flow::read(record) };
     let both = flow.flags() & (new[6] >> 24) as u32 & FLOW_REPLIES;
     if both == 0 || !flow.has_client_port((new[1] >> 32) as u16) || flow_shares_backend(position) == 0 {
         return 0;
     }
-    if !is_closed(flow.flags()) && !is_idle(config, &flow, flow.age(*now)) {
+    if !is_closed(flow.flags()) && !is_idle(config(), &flow, flow.age(*now)) {
         return 1;
     }
     // SAFETY: as above.

@@ -15,7 +15,7 @@ use vipmux_common::{
 use crate::{
     budget, count, flow, fragment,
     frame::Frame,
-    maps::CONFIG,
+    maps::config,
     packet::{Packet, TCP, Transport, write_address},
     peer,
     segment::{ACK, FIN, RST, SYN, Segment},
@@ -37,11 +37,10 @@ const HOPS: u8 = 64;
 #[inline(always)]
 pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, reason: DropReason) -> Verdict {
     let drop = Verdict::drop(reason);
-    let Some(config) = CONFIG.get(0) else { return drop };
     if peer::has_handed_over(frame) {
         return drop;
     }
-    match config.unclaimed {
+    match config().unclaimed {
         UNCLAIMED_REJECT => {}
         // A peer's stack without the address has forwarded the packet. This node's stack would too,
         // forever.

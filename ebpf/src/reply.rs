@@ -13,10 +13,10 @@ use vipmux_common::{
 use crate::{
     client::{halves, whole as whole_address},
     flow::{self, Flow, after, is_closed, is_idle, refresh},
-    maps::{BACKENDS, CONFIG, LOCAL_PORTS},
+    maps::{BACKENDS, LOCAL_PORTS, config},
     nat,
     packet::TCP,
-    position::{self, NOWHERE, Position},
+    position::{self, Position},
     segment::{ACK, SYN},
 };
 
@@ -90,7 +90,7 @@ fn place(config: &Config, key: &ReplyKey) -> Place {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_of_reply(c0: u64, c1: u64, b0: u64, b1: u64, rest: u64) -> Position {
-    let Some(config) = CONFIG.get(0) else { return NOWHERE };
+    let config = config();
     let key = ReplyKey {
         backend: whole_address(b0, b1),
         client: whole_address(c0, c1),
@@ -149,7 +149,7 @@ fn accepts(flow: &Flow, acknowledged: u32) -> bool {
 /// about the flow, not of it.
 #[inline(always)]
 pub(crate) fn look(key: &ReplyKey, now: u64) -> Option<Origin> {
-    let config = CONFIG.get(0)?;
+    let config = config();
     let record = search(config, key)?;
     let translates = record.flow.flags() & FLOW_DIRECT == 0 && is_live(config, &record, now as u32);
     translates.then(|| record.origin())
@@ -159,7 +159,7 @@ pub(crate) fn look(key: &ReplyKey, now: u64) -> Option<Origin> {
 /// acknowledgement number, host order.
 #[inline(always)]
 pub(crate) fn reply(key: &ReplyKey, tcp: u8, acknowledged: u32, now: u64) -> Reply {
-    let Some(config) = CONFIG.get(0) else { return Reply::Foreign };
+    let config = config();
     let Some(record) = search(config, key) else { return Reply::Foreign };
     let now = now as u32;
     if !is_live(config, &record, now) {

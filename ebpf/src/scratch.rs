@@ -36,23 +36,9 @@ pub(crate) fn look_for_record() -> Outcome {
     Ok(Verdict::NEW)
 }
 
-/// Returns the number of backends that were tried in vain for the packet's flow. It is read again for
-/// each use, since the stack has no room.
-#[inline(always)]
-pub(crate) fn attempts() -> u32 {
-    // SAFETY: a per-CPU value.
-    SCRATCH.get(0).map_or(0, |told| unsafe { ptr::read_volatile(&raw const told.attempts) })
-}
-
 /// Returns whether the packet's flow is taken for new, and nobody has looked for its record.
 #[inline(always)]
 pub(crate) fn is_opening() -> bool {
-    known() == KNOWN_OPENING
-}
-
-/// The same for what is known of the packet.
-#[inline(always)]
-pub(crate) fn known() -> u32 {
     // SAFETY: a per-CPU value.
-    SCRATCH.get(0).map_or(0, |told| unsafe { ptr::read_volatile(&raw const told.known) })
+    SCRATCH.get(0).is_some_and(|told| unsafe { ptr::read_volatile(&raw const told.known) } == KNOWN_OPENING)
 }

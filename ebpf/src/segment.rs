@@ -47,16 +47,15 @@ impl Transport {
     #[inline(always)]
     pub(crate) fn segment(&self, end: usize) -> Result<Segment, DropReason> {
         let Self { at, protocol, length, .. } = *self;
-        let needed = match protocol {
-            TCP => TCP_LENGTH,
-            UDP => UDP_LENGTH,
-            SCTP => SCTP_LENGTH,
+        let fits = |bytes| if length < bytes || at + bytes > end { Err(DropReason::Malformed) } else { Ok(()) };
+        // A length per protocol: the verifier follows no pointer with a variable length.
+        match protocol {
+            TCP => fits(TCP_LENGTH)?,
+            UDP => fits(UDP_LENGTH)?,
+            SCTP => fits(SCTP_LENGTH)?,
             _ => return Err(DropReason::Protocol),
-        };
-        if length < needed || at + UDP_LENGTH > end {
-            return Err(DropReason::Malformed);
         }
-        // SAFETY: eight bytes were compared with the end.
+        // SAFETY: eight bytes at least were compared with the end.
         let (source_port, destination_port) = unsafe { (read::<0, _>(at), read::<2, _>(at)) };
         let mut segment = Segment {
             transport: at,
@@ -68,9 +67,6 @@ impl Transport {
             acknowledged: 0,
         };
         if protocol == TCP {
-            if at + TCP_LENGTH > end {
-                return Err(DropReason::Malformed);
-            }
             segment.protocol = literal::<TCP>();
             // SAFETY: compared with the end above.
             unsafe {
@@ -102,11 +98,8 @@ impl Segment {
     #[inline(always)]
     fn association(&mut self, end: usize) -> Result<(), DropReason> {
         let at = self.transport;
-        if at + SCTP_LENGTH > end {
-            return Err(DropReason::Malformed);
-        }
         self.protocol = literal::<SCTP>();
-        // SAFETY: compared with the end above.
+        // SAFETY: the caller compared the common header and the first chunk's with the end.
         let chunk = unsafe {
             self.acknowledged = u32::from_be(read::<4, _>(at));
             read::<12, u8>(at)

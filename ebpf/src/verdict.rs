@@ -18,8 +18,6 @@ enum Action {
     Direct = 3,
     /// An answer: out of the ingress interface.
     Transmit = 4,
-    /// To another node, through the interface of this index.
-    Forward = 7,
     /// Dropped, for this reason.
     Drop = 8,
 }
@@ -47,11 +45,14 @@ impl Verdict {
     pub(crate) const NO_SERVICE: Self = Self::drop(DropReason::NoService);
     pub(crate) const NO_BACKEND: Self = Self::drop(DropReason::NoBackend);
 
-    /// To another node, through this interface.
+    /// To another node, through this interface: above [`Self::FORWARD`].
     #[inline(always)]
     pub(crate) const fn forward(ifindex: u32) -> Self {
-        Self(Action::Forward as u64 | (ifindex as u64) << 32)
+        Self(Self::FORWARD | (ifindex as u64) << 32)
     }
+
+    /// The most frequent verdict of all has a bit of its own, which is looked at first.
+    const FORWARD: u64 = 1 << 63;
 
     #[inline(always)]
     pub(crate) const fn drop(reason: DropReason) -> Self {
@@ -79,6 +80,10 @@ impl Verdict {
     #[inline(always)]
     pub(crate) fn act(self, ifindex: u32, length: u64) -> u32 {
         let argument = (self.0 >> 32) as u32;
+        if self.0 & Self::FORWARD != 0 {
+            let outlet = argument & !(1 << 31);
+            return if outlet == ifindex { XDP_TX } else { forward::redirect(outlet) };
+        }
         match self.action() {
             Action::Pass => {
                 count::stat(Stat::Passed, length);
@@ -94,8 +99,6 @@ impl Verdict {
             }
             Action::Deliver => XDP_PASS,
             Action::Transmit => XDP_TX,
-            Action::Forward if argument == ifindex => XDP_TX,
-            Action::Forward => forward::redirect(argument),
             Action::Drop => {
                 count::drop(argument, length);
                 XDP_DROP
@@ -111,7 +114,6 @@ impl Verdict {
             2 => Action::Deliver,
             3 => Action::Direct,
             4 => Action::Transmit,
-            7 => Action::Forward,
             _ => Action::Drop,
         }
     }

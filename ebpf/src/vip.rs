@@ -3,7 +3,7 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Address, Interface, Node, VIP_ALL_PORTS, VIP_CROWDED, VipSlot, node_element},
+    abi::{Address, Interface, Node, VIP_ALL_PORTS, VIP_CROWDED, VIP_SEGMENT, VipSlot, node_element},
     hash,
 };
 
@@ -12,6 +12,7 @@ use crate::{
     maps::{NODES, VIP_INDEX, VIPS},
     packet::Packet,
     peer,
+    wire::opaque,
 };
 
 /// Not in a map: another node has handed the packet over.
@@ -38,7 +39,9 @@ impl Flags {
     /// Returns the path to the node of this index.
     #[inline(always)]
     pub(crate) fn path(self, node: u32) -> Option<&'static Node> {
-        NODES.get(node_element(self.0, node))
+        // The compiler would compute both.
+        let element = if self.0 & VIP_SEGMENT == 0 { node } else { node_element(self.0, opaque(node.into()) as u32) };
+        NODES.get(element)
     }
 }
 
@@ -60,15 +63,20 @@ pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &
     } else if flags & VIP_CROWDED == 0 {
         return None;
     } else {
+        // A copy, so that the packet's own need not be in memory.
+        let address = *address;
         // SAFETY: a map value, which stays in place for the whole run.
         let vip = unsafe { &*VIPS.get_ptr(address)? };
         (vip.id, vip.flags, vip.interfaces, vip.vlan)
     };
-    let is_here = interfaces & interface.bit != 0 && vlan == frame.vlan;
-    if peer::has_handed_over(frame) || !is_here && peer::has_handed_over_elsewhere(frame, interface) {
-        return Some((id, Flags(flags | HANDED_OVER)));
-    }
-    is_here.then_some((id, Flags(flags)))
+    let handed_over = if peer::has_handed_over(frame) {
+        true
+    } else if interfaces & interface.bit != 0 && vlan == frame.vlan {
+        return Some((id, Flags(flags)));
+    } else {
+        peer::has_handed_over_elsewhere(frame, interface)
+    };
+    handed_over.then_some((id, Flags(flags | HANDED_OVER)))
 }
 
 /// Returns whether the address is a VIP, wherever it is announced.
@@ -77,5 +85,6 @@ pub(crate) fn is_vip(address: &Address) -> bool {
     let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return false };
     // SAFETY: as in `of`.
     let VipSlot { address: known, id, flags, .. } = unsafe { ptr::read_volatile(slot) };
-    known == *address && id != 0 || flags & VIP_CROWDED != 0 && VIPS.get_ptr(address).is_some()
+    // A copy, as above.
+    known == *address && id != 0 || flags & VIP_CROWDED != 0 && VIPS.get_ptr(*address).is_some()
 }

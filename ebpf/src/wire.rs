@@ -1,6 +1,6 @@
 //! Memory: loads, stores, pointers and atomic additions in the form that the verifier accepts.
 
-use core::arch::asm;
+use core::{arch::asm, hint::assert_unchecked};
 
 /// A number that is loaded from a packet and stored to it, in wire order.
 pub(crate) trait Wire: Copy {
@@ -15,6 +15,12 @@ pub(crate) trait Wire: Copy {
     /// # Safety
     /// As [`Self::load`].
     unsafe fn store<const OFFSET: usize>(address: usize, value: Self);
+
+    /// Stores the low bytes of `value`.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    unsafe fn store_low<const OFFSET: usize>(address: usize, value: u64);
 }
 
 // One instruction each. The compiler would copy single bytes, since it may not assume that a
@@ -34,6 +40,8 @@ macro_rules! wire {
                         out(reg) value, in(reg) address, const OFFSET,
                         options(pure, readonly, nostack, preserves_flags),
                     );
+                    // The instruction sets the upper bits to zero.
+                    assert_unchecked(value <= Self::MAX as u64);
                 }
                 value as Self
             }
@@ -41,10 +49,16 @@ macro_rules! wire {
             #[inline(always)]
             unsafe fn store<const OFFSET: usize>(address: usize, value: Self) {
                 // SAFETY: the caller's bounds check.
+                unsafe { Self::store_low::<OFFSET>(address, u64::from(value)) }
+            }
+
+            #[inline(always)]
+            unsafe fn store_low<const OFFSET: usize>(address: usize, value: u64) {
+                // SAFETY: the caller's bounds check.
                 unsafe {
                     asm!(
                         concat!("*(", $name, " *)({} + {}) = {}"),
-                        in(reg) address, const OFFSET, in(reg) u64::from(value),
+                        in(reg) address, const OFFSET, in(reg) value,
                         options(nostack, preserves_flags),
                     );
                 }
@@ -72,6 +86,17 @@ pub(crate) unsafe fn read<const OFFSET: usize, T: Wire>(address: usize) -> T {
 pub(crate) unsafe fn write<const OFFSET: usize, T: Wire>(address: usize, value: T) {
     // SAFETY: the caller's bounds check.
     unsafe { T::store::<OFFSET>(address, value) }
+}
+
+/// Stores the low bytes of a number, as many as `T` has, `OFFSET` bytes after `address`. The compiler
+/// would clear the others first.
+///
+/// # Safety
+/// As [`Wire::load`].
+#[inline(always)]
+pub(crate) unsafe fn write_low<const OFFSET: usize, T: Wire>(address: usize, value: u64) {
+    // SAFETY: the caller's bounds check.
+    unsafe { T::store_low::<OFFSET>(address, value) }
 }
 
 /// Keeps a packet pointer in one register, so that the verifier's bounds check holds for each use.

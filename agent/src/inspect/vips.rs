@@ -213,7 +213,7 @@ mod tests {
             (988_000_000_000, FenceState::Lapsed, "lapsed 12 s ago"),
             (400_000_000_000, FenceState::Abandoned, "lapsed 600 s ago"),
         ] {
-            let fence = FenceView::new(Fence { deadline }, &config, &clock);
+            let fence = FenceView::new(Fence { deadline, ..Fence::default() }, &config, &clock);
             assert_eq!((fence.state, fence.text().as_str()), (state, text));
         }
     }

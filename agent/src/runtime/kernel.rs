@@ -340,10 +340,9 @@ impl Kernel {
     /// Moves a deadline back that an earlier agent set with a longer `--lease`. Peers wait no longer than
     /// this agent publishes.
     pub(super) fn limit_deadline(&mut self, lease: Duration) -> Result<(), KernelError> {
-        let now = boottime()?;
-        let latest = nanoseconds(now + lease);
+        let latest = nanoseconds(boottime()? + lease);
         if self.maps.read_fence()?.deadline > latest {
-            self.maps.write_deadline(latest, nanoseconds(now))?;
+            self.maps.write_deadline(latest)?;
         }
         Ok(())
     }
@@ -351,7 +350,7 @@ impl Kernel {
     /// Extends the fence deadline.
     pub(super) fn extend(&mut self, deadline: Duration) -> Result<(), KernelError> {
         self.leadership.extend(deadline);
-        Ok(self.maps.write_deadline(nanoseconds(deadline), nanoseconds(boottime()?))?)
+        Ok(self.maps.write_deadline(nanoseconds(deadline))?)
     }
 
     /// Writes the leading flag of a VIP, if it is in the maps.

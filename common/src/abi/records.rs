@@ -101,17 +101,6 @@ pub struct Budget {
     pub left: u64,
 }
 
-/// Value of the per-CPU array `LAPSE`: whether the agent has been away for longer than
-/// [`super::Config::abandon_after`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lapse {
-    /// `jiffies_64` when the clock was last read.
-    pub checked: u64,
-    /// 1: the agent has been away for longer.
-    pub abandoned: u64,
-}
-
 /// Value of the per-CPU array `SCRATCH`: what an XDP program passes to the one that it calls by a
 /// tail call. It has no meaning between packets.
 #[repr(C)]
@@ -147,8 +136,10 @@ pub const CALL_NEW: u32 = 0;
 /// Index into the program arrays: packets that belong to no flow and begin none, IPv4. One more:
 /// IPv6.
 pub const CALL_ODD: u32 = 2;
+/// Index into the program arrays: frames that are not IPv4 or IPv6 without a VLAN tag.
+pub const CALL_OTHER: u32 = 4;
 /// Elements of the program arrays.
-pub const CALLS: u32 = 4;
+pub const CALLS: u32 = 5;
 /// Index into the program array `CLASSIFIERS`: the program for replies.
 pub const CALL_EGRESS: u32 = 0;
 /// Index into the program array `CLASSIFIERS`: the program for direct server return.
@@ -160,5 +151,5 @@ const _: () = {
     assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);
     assert!(size_of::<SpeakerKey>() == 24 && size_of::<Speaker>() == 32 && offset_of!(Speaker, ifindex) == 24);
     assert!(size_of::<Budget>() == 16);
-    assert!(size_of::<Lapse>() == 16 && size_of::<Scratch>() == 16);
+    assert!(size_of::<Scratch>() == 16);
 };

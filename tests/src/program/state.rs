@@ -6,22 +6,21 @@ use anyhow::{Context, Result};
 use aya::{
     Ebpf, Pod,
     maps::{
-        Array, HashMap, Map, MapError, PerCpuArray, PerCpuValues,
+        Array, HashMap, Map, MapError,
         lpm_trie::{Key, LpmTrie},
     },
-    util::nr_cpus,
 };
 use vipmux_common::{
     abi::{
         Address, AffinityKey, AffinityValue, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey, FlowRecord,
-        FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ServiceKey,
+        FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ServiceKey,
         ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipSlot, VipValue, capacity, node_element,
     },
     budget,
     flow_table::{self, LOCK_WAY, OVERFLOW_WAY, Place, WAYS},
     table,
 };
-use vipmux_datapath::bpf::{backend_indices, flow_table::sets as flow_sets, vip_index};
+use vipmux_datapath::bpf::{backend_indices, flow_table::sets as flow_sets, maps::name_in_object, vip_index};
 
 /// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
 /// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the
@@ -179,7 +178,7 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
     let seen = |at| relative(origin, at);
     Ok(State {
         config: Config { flow_mask: 0, ..first(&read_array(ebpf, "CONFIG")?)? },
-        fence: first(&read_array(ebpf, "FENCE")?)?,
+        fence: Fence { checked: 0, abandoned: 0, ..first(&read_array(ebpf, "FENCE")?)? },
         interfaces: read_array(ebpf, "INTERFACES")?,
         vips: read_hash(ebpf, "VIPS")?,
         services: read_hash(ebpf, "SERVICES")?,
@@ -255,11 +254,11 @@ fn first<T: Copy>(values: &[T]) -> Result<T> {
 }
 
 fn map<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a Map> {
-    ebpf.map(name).with_context(|| format!("no map {name}"))
+    ebpf.map(name_in_object(name)).with_context(|| format!("no map {name}"))
 }
 
 fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
-    ebpf.map_mut(name).with_context(|| format!("no map {name}"))
+    ebpf.map_mut(name_in_object(name)).with_context(|| format!("no map {name}"))
 }
 
 fn write_array<T: Pod>(ebpf: &mut Ebpf, name: &str, values: &[T]) -> Result<()> {
@@ -353,20 +352,10 @@ fn read_flows(ebpf: &Ebpf) -> Result<Vec<FlowRecord>> {
     Ok(whole.map(|record| FlowRecord { of_set: 0, check: 0, ..record }).collect())
 }
 
-/// Makes the programs check again whether the agent is away, and fills their budgets.
+/// Fills the programs' budgets.
 fn forget(ebpf: &mut Ebpf) -> Result<()> {
-    clear(ebpf, "LAPSE", 1, Lapse::default())?;
     let mut budgets: Array<_, Budget> = map_mut(ebpf, "BUDGETS")?.try_into()?;
     (0..budget::ELEMENTS).try_for_each(|index| Ok(budgets.set(index, Budget::default(), 0)?))
-}
-
-fn clear<T: Pod>(ebpf: &mut Ebpf, name: &str, elements: u32, value: T) -> Result<()> {
-    let mut array: PerCpuArray<_, T> = map_mut(ebpf, name)?.try_into()?;
-    for index in 0..elements {
-        let values = PerCpuValues::try_from(vec![value; nr_cpus().map_err(|(_, error)| error)?])?;
-        array.set(index, values, 0).with_context(|| format!("writing {name}[{index}]"))?;
-    }
-    Ok(())
 }
 
 /// Makes the index as the agent would for these VIPs. `known`: its current content.

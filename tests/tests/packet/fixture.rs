@@ -312,7 +312,7 @@ pub(crate) fn state() -> State {
             flow_secret: FLOW_SECRET,
             handover: abi::Mac::new(SELF_HANDOVER),
         },
-        fence: abi::Fence { deadline: boot_time() + HOUR },
+        fence: abi::Fence { deadline: boot_time() + HOUR, ..abi::Fence::default() },
         interfaces: vec![abi::Interface::default(); 4],
         service_states: vec![abi::ServiceState::default(); SLOTS],
         tables: vec![u32::MAX; SLOTS * RANGE as usize],

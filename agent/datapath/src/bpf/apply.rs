@@ -1,13 +1,8 @@
 //! Executes [`Step`]s and the agent's other writes to maps.
 
-use aya::{
-    maps::{MapError, PerCpuValues, lpm_trie::Key},
-    util::nr_cpus,
-};
+use aya::maps::{MapError, lpm_trie::Key};
 use nix::time::{ClockId, clock_getres};
-use vipmux_common::abi::{
-    self, ABI_VERSION, Config, Fence, FlowSecret, Interface, Lapse, NodeLabel, ServiceOwner, VipValue,
-};
+use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, FlowSecret, Interface, NodeLabel, ServiceOwner, VipValue};
 
 use super::maps::{Maps, MapsError, put, put_prefix};
 use vipmux_plan::Step;
@@ -115,19 +110,11 @@ impl Maps {
         result.map_err(|source| MapsError::Write { map, source })
     }
 
-    /// Extends the fence deadline at `now`; both are nanoseconds of `CLOCK_BOOTTIME`. If the last
-    /// deadline has passed, the programs check again at once whether the agent is away. Otherwise
-    /// they check once per second.
-    pub fn write_deadline(&mut self, deadline: u64, now: u64) -> Result<(), MapsError> {
-        let before = self.read_fence()?;
-        self.fence.set(0, Fence { deadline }, 0).map_err(|source| MapsError::Write { map: "FENCE", source })?;
-        if before.deadline > now {
-            return Ok(());
-        }
-        let written = |source| MapsError::Write { map: "LAPSE", source };
-        let cpus = nr_cpus().map_err(|(_, error)| written(error.into()))?;
-        let unknown = PerCpuValues::try_from(vec![Lapse::default(); cpus]).map_err(|error| written(error.into()))?;
-        self.lapse.set(0, unknown, 0).map_err(written)
+    /// Extends the fence deadline: nanoseconds of `CLOCK_BOOTTIME`. The programs check again at once
+    /// whether the agent is away.
+    pub fn write_deadline(&mut self, deadline: u64) -> Result<(), MapsError> {
+        let fence = Fence { deadline, ..Fence::default() };
+        self.fence.set(0, fence, 0).map_err(|source| MapsError::Write { map: "FENCE", source })
     }
 
     /// Writes an interface's entry. All zero: the programs ignore the interface.
@@ -150,19 +137,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_after_a_lapse_makes_the_programs_ask_again() {
+    fn a_deadline_makes_the_programs_ask_again_whether_the_agent_is_away() {
         let Some(mut fixture) = super::super::maps::fixture::Fixture::new() else { return };
         let maps = &mut fixture.maps;
-        let stale = Lapse { checked: 7, abandoned: 1 };
-        let all = vec![stale; nr_cpus().unwrap()];
-        let answers = |maps: &Maps| maps.lapse.get(&0, 0).unwrap().to_vec();
-        maps.lapse.set(0, PerCpuValues::try_from(all.clone()).unwrap(), 0).unwrap();
-        maps.write_deadline(300, 100).unwrap();
-        assert!(answers(maps).iter().all(|answer| *answer == Lapse::default()), "there was none before");
-        maps.lapse.set(0, PerCpuValues::try_from(all.clone()).unwrap(), 0).unwrap();
-        maps.write_deadline(400, 200).unwrap();
-        assert_eq!(answers(maps), all, "the last one is yet to come");
-        maps.write_deadline(700, 500).unwrap();
-        assert!(answers(maps).iter().all(|answer| *answer == Lapse::default()), "the last one has passed");
+        maps.fence.set(0, Fence { deadline: 100, checked: 7, abandoned: 1 }, 0).unwrap();
+        maps.write_deadline(300).unwrap();
+        assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 300, checked: 0, abandoned: 0 });
     }
 }

@@ -22,7 +22,7 @@ use super::{
     apply::new_secret,
     clsact::FilterError,
     flow_table,
-    maps::{Maps, MapsError},
+    maps::{Maps, MapsError, read_globals, use_pins},
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
     place::load_classifiers,
     transition::Transition,
@@ -151,10 +151,9 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     for folder in [maps.clone(), pins.programs(), pins.links()] {
         fs::create_dir_all(&folder).map_err(PinError::new("make", &folder))?;
     }
+    let globals = read_globals(&maps)?;
     let mut loader = EbpfLoader::new();
-    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
-        loader.map_pin_path(name, maps.join(name));
-    }
+    use_pins(&mut loader, &maps, &globals);
     for (name, entries) in sizes(sets) {
         loader.map_max_entries(name, entries);
     }

@@ -18,6 +18,7 @@ use std::{
 };
 
 use aya::{
+    EbpfLoader,
     maps::{
         Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray,
         lpm_trie::{Key, LpmTrie},
@@ -27,7 +28,7 @@ use aya::{
 use vipmux_common::{
     abi::{
         ABI_VERSION, Address, AffinityKey, AffinityValue, BACKEND_GONE, Backend, Budget, Config, Count, DropReason,
-        EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac, Member, Node,
+        EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member, Node,
         NodeLabel, Range, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey,
         Stat, VipSlot, VipValue,
     },
@@ -120,7 +121,7 @@ macro_rules! maps {
         }
 
         impl Maps {
-            /// The names of the maps, in the BPF object and as pins.
+            /// The names of the maps as pins, and in the BPF object except for [`GLOBALS`].
             pub const NAMES: &[&str] = &[$($name),*];
 
             /// The maps by which programs call each other. They are pinned too: the kernel empties
@@ -195,14 +196,47 @@ maps! {
     source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
     /// `BUDGETS`: by [`vipmux_common::budget`].
     budgets: "BUDGETS" => Array<Budget>,
-    /// `LAPSE`: one element.
-    lapse: "LAPSE" => PerCpuArray<Lapse>,
     /// `STATS`: by [`Stat`].
     stats: "STATS" => PerCpuArray<Count>,
     /// `DROPS`: by [`DropReason`].
     drops: "DROPS" => PerCpuArray<Count>,
     /// `SERVICE_STATS`: by slot.
     service_stats: "SERVICE_STATS" => PerCpuArray<Count>,
+}
+
+/// The maps that are global variables of the programs, with their names in the BPF object: those of
+/// their sections.
+pub const GLOBALS: [(&str, &str); 2] = [("CONFIG", ".data.CONFIG"), ("FENCE", ".data.FENCE")];
+
+/// Returns a map's name in the BPF object.
+pub fn name_in_object(name: &str) -> &str {
+    GLOBALS.iter().find(|(pinned, _)| *pinned == name).map_or(name, |(_, section)| section)
+}
+
+/// Makes `loader` use the maps that are pinned in a folder, or pin new ones there. `globals`:
+/// [`read_globals`] of the folder.
+pub fn use_pins<'a>(loader: &mut EbpfLoader<'a>, folder: &Path, globals: &'a [(&'static str, Vec<u8>)]) {
+    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
+        loader.map_pin_path(name_in_object(name), folder.join(name));
+    }
+    for (name, bytes) in globals {
+        loader.override_global(name, bytes.as_slice(), true);
+    }
+}
+
+/// Returns the values of [`GLOBALS`] that are pinned in a folder. The loader writes the object's initial
+/// values into these maps, which may be in use. So they have to be the current ones.
+pub(super) fn read_globals(folder: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, MapsError> {
+    let pinned = GLOBALS.into_iter().filter(|(name, _)| folder.join(name).exists());
+    pinned.map(|(name, _)| Ok((name, element(folder, name)?))).collect()
+}
+
+/// Returns the bytes of the only element of a pinned map.
+fn element(folder: &Path, name: &'static str) -> Result<Vec<u8>, MapsError> {
+    let map = open(&folder.join(name))?;
+    let read = |source| MapsError::Read { map: name, source };
+    let size = map.info().map_err(read)?.value_size() as usize;
+    batch::element_bytes(&map, size, 1).map_err(|error| read(error.into()))
 }
 
 pub(super) fn open(path: &Path) -> Result<MapData, MapsError> {
@@ -217,10 +251,7 @@ pub(super) fn open(path: &Path) -> Result<MapData, MapsError> {
 /// Returns the ABI version of the pinned maps: the first four bytes of `CONFIG[0]` in every layout.
 /// 0: the agent has not written yet.
 pub(super) fn version(pins: &Pins) -> Result<u32, MapsError> {
-    let config = open(&pins.map("CONFIG"))?;
-    let read = |source| MapsError::Read { map: "CONFIG", source };
-    let size = config.info().map_err(read)?.value_size() as usize;
-    let bytes = batch::element_bytes(&config, size, 1).map_err(|error| read(error.into()))?;
+    let bytes = element(&pins.maps(), "CONFIG")?;
     Ok(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
 }
 

@@ -28,7 +28,7 @@ use super::{
     flow_table,
     load::{LoadError, sizes},
     maps::{
-        Maps, MapsError,
+        Maps, MapsError, name_in_object,
         raw::{Layout, RawEntries, RawMap, UpdateFlag},
         version,
     },
@@ -240,7 +240,7 @@ fn changed(pins: &Pins, sets: u32) -> Result<Vec<&'static str>, LoadError> {
     let object = aya_obj::Object::parse(OBJECT).map_err(LoadError::Parse)?;
     let mut changed = Vec::new();
     for name in Maps::NAMES.iter().copied().filter(|name| *name != CONFIG) {
-        let Some(wanted) = object.maps.get(name) else { continue };
+        let Some(wanted) = object.maps.get(name_in_object(name)) else { continue };
         let mut wanted = Layout::from(wanted);
         if let Some((_, entries)) = sizes(sets).into_iter().find(|(sized, _)| *sized == name) {
             wanted.max_entries = entries;

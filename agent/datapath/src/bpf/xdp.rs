@@ -5,7 +5,7 @@ use aya::{
     maps::{MapError, ProgramArray},
     programs::{ProgramError, Xdp},
 };
-use vipmux_common::abi::{CALL_NEW, CALL_ODD};
+use vipmux_common::abi::{CALL_NEW, CALL_ODD, CALL_OTHER, CALLS};
 
 use super::load::kernel_is;
 
@@ -61,7 +61,7 @@ impl Buffers {
     }
 
     /// Returns the map of tail calls, and the programs in it with their indices.
-    const fn called(self) -> (&'static str, [(&'static str, u32); 4]) {
+    const fn called(self) -> (&'static str, [(&'static str, u32); CALLS as usize]) {
         match self {
             Self::One => (
                 "CALLS",
@@ -70,6 +70,7 @@ impl Buffers {
                     ("vipmux_new_ipv6", CALL_NEW + 1),
                     ("vipmux_odd_ipv4", CALL_ODD),
                     ("vipmux_odd_ipv6", CALL_ODD + 1),
+                    ("vipmux_other", CALL_OTHER),
                 ],
             ),
             Self::Several => (
@@ -79,6 +80,7 @@ impl Buffers {
                     ("vipmux_new_ipv6_frags", CALL_NEW + 1),
                     ("vipmux_odd_ipv4_frags", CALL_ODD),
                     ("vipmux_odd_ipv6_frags", CALL_ODD + 1),
+                    ("vipmux_other_frags", CALL_OTHER),
                 ],
             ),
         }

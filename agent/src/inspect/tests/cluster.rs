@@ -107,7 +107,7 @@ impl Cluster {
             ..maps.read_config().unwrap()
         };
         maps.config.set(0, config, 0).unwrap();
-        maps.fence.set(0, Fence { deadline: 1_000_250_000_000 }, 0).unwrap();
+        maps.fence.set(0, Fence { deadline: 1_000_250_000_000, ..Fence::default() }, 0).unwrap();
         // The loopback: what BPF_PROG_TEST_RUN lets frames come in by.
         maps.interfaces.set(1, Interface { mac: mac(10), bit: 1, flags: INTERFACE_GENERIC }, 0).unwrap();
         let leading = VipValue { id: 1, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 3 };

@@ -197,7 +197,7 @@ fn a_lookup_says_what_the_program_does() {
     cluster.add_ipv6();
     cluster.add_sctp();
     // The program uses this machine's clock.
-    cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
+    cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX, ..Fence::default() }, 0).unwrap();
     VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
     cluster.fixture.maps.rebuild_backend_indices().unwrap();
     // More than this test needs: a lookup does not know the rate limit.
@@ -238,7 +238,7 @@ fn a_lookup_says_what_the_program_does() {
     written.config.set(0, Config { unclaimed: UNCLAIMED_PASS, ..config }, 0).unwrap();
     seen.extend(compare(program, &maps, "with the stack for what is unclaimed"));
     written.config.set(0, Config { abandon_after: 0, ..config }, 0).unwrap();
-    written.write_deadline(1, u64::MAX).unwrap();
+    written.write_deadline(1).unwrap();
     let abandoned = compare(program, &maps, "long after the agent went");
     assert!(abandoned.iter().all(|seen| seen == "passed"), "{abandoned:?}");
 
@@ -269,7 +269,7 @@ fn a_lookup_says_what_the_program_does() {
 fn programs_of_two_agents_tell_each_other_which_vip_a_packet_is_for() {
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.add_ipv6();
-    cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
+    cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX, ..Fence::default() }, 0).unwrap();
     VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
     cluster.fixture.maps.rebuild_backend_indices().unwrap();
     let maps = cluster.maps();

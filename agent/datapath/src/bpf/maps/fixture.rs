@@ -6,7 +6,12 @@ use std::fs;
 
 use aya::{Ebpf, EbpfLoader};
 use vipmux_common::abi::{ABI_VERSION, Config, FlowSecret};
-use vipmux_datapath::bpf::{OBJECT, dry_run::SMALL_MAPS, maps::Maps, pins::Pins};
+use vipmux_datapath::bpf::{
+    OBJECT,
+    dry_run::SMALL_MAPS,
+    maps::{Maps, use_pins},
+    pins::Pins,
+};
 use vipmux_testing::bpffs::pin_path;
 
 /// The loaded object and its pins.
@@ -41,9 +46,7 @@ pub(crate) fn load(pins: &Pins) -> Ebpf {
         fs::create_dir_all(folder).unwrap();
     }
     let mut loader = EbpfLoader::new();
-    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
-        loader.map_pin_path(name, pins.map(name));
-    }
+    use_pins(&mut loader, &pins.maps(), &[]);
     for (name, entries) in SMALL_MAPS {
         loader.map_max_entries(name, entries);
     }

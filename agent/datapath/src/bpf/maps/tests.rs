@@ -28,12 +28,13 @@ fn every_declared_map_is_opened_and_every_pin_is_a_declared_map() {
     assert_eq!(pinned, kept);
     // Maps without meaning between packets, and between an agent's moves of programs, are not
     // pinned.
+    let kept: BTreeSet<_> = kept.iter().map(|name| name_in_object(name).to_owned()).collect();
     assert_eq!(aya_names(), &kept | &named(&["WORKSPACE", "CLASSIFIERS"]));
 }
 
 /// Returns the names of the maps that the object declares.
 fn aya_names() -> BTreeSet<String> {
-    let ebpf = aya::EbpfLoader::new().load(crate::bpf::OBJECT).unwrap();
+    let ebpf = EbpfLoader::new().load(crate::bpf::OBJECT).unwrap();
     ebpf.maps().map(|(name, _)| name.to_owned()).collect()
 }
 
@@ -153,9 +154,9 @@ fn a_user_without_rights_gets_a_message_that_names_them() {
 /// Returns the bytes of kernel memory of each map at the object's size.
 fn memory(pins: &Pins) -> BTreeMap<&'static str, u64> {
     std::fs::create_dir_all(pins.maps()).unwrap();
-    let mut loader = aya::EbpfLoader::new();
+    let mut loader = EbpfLoader::new();
     for name in Maps::NAMES {
-        loader.map_pin_path(name, pins.map(name));
+        loader.map_pin_path(name_in_object(name), pins.map(name));
     }
     let _ebpf = loader.load(crate::bpf::OBJECT).unwrap();
     let bytes = |name: &&'static str| {

@@ -18,19 +18,10 @@ use crate::bpf::{
 const FLOWS: u32 = 4096;
 
 /// The differences of version 3: the sizes of values, and missing maps.
-const VERSION_3: [(&str, u32); 4] = [("CONFIG", 44), ("SERVICE_STATES", 8), ("TABLES", 4), ("FRAGMENTS", 24)];
-const NEW_SINCE: [&str; 10] = [
-    "AFFINITY",
-    "SOURCE_RANGES",
-    "LAPSE",
-    "LEADERS",
-    "MEMBERS",
-    "SPEAKERS",
-    "FLOWS",
-    "LOCAL_PORTS",
-    "BACKEND_NODES",
-    "BUDGETS",
-];
+const VERSION_3: [(&str, u32); 5] =
+    [("CONFIG", 44), ("FENCE", 8), ("SERVICE_STATES", 8), ("TABLES", 4), ("FRAGMENTS", 24)];
+const NEW_SINCE: [&str; 9] =
+    ["AFFINITY", "SOURCE_RANGES", "LEADERS", "MEMBERS", "SPEAKERS", "FLOWS", "LOCAL_PORTS", "BACKEND_NODES", "BUDGETS"];
 
 /// Makes and pins the maps as agents of version 3 did.
 fn make_version_3(pins: &Pins) {
@@ -38,7 +29,7 @@ fn make_version_3(pins: &Pins) {
     fs::create_dir_all(pins.maps()).unwrap();
     let object = aya_obj::Object::parse(OBJECT).unwrap();
     for name in Maps::NAMES.iter().filter(|name| !NEW_SINCE.contains(name)) {
-        let mut layout = Layout::from(&object.maps[*name]);
+        let mut layout = Layout::from(&object.maps[name_in_object(name)]);
         if let Some((_, size)) = VERSION_3.iter().find(|(other, _)| other == name) {
             layout.value_size = *size;
         }
@@ -173,11 +164,52 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     assert_eq!(maps.read_vips().unwrap(), BTreeMap::from([(address(10), vip)]));
     let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
     assert_eq!(maps.read_services().unwrap()[&key].slot, 9);
-    assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123 });
+    assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123, ..Fence::default() });
     assert_eq!(maps.read_table(250, 4).unwrap(), [3, 0, 4, 5]);
     assert!(maps.read_leaders().unwrap().is_empty() && maps.read_members().unwrap().is_empty());
     assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "an equal map stays the same");
     assert!(!pins.old_maps().exists() && !pins.next_maps().exists());
+}
+
+/// In version 10, the programs had their answer about the fence in a map of its own, `LAPSE`.
+#[test]
+fn the_maps_of_version_10_are_taken_over() {
+    const PER_CPU_ARRAY: u32 = 6;
+    let Some(pins) = mounted() else { return };
+    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
+    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
+    let config = abi::Config { abi: 10, flow_mask, flow_secret, next_vip: 41, ..new_config() };
+    maps.config.set(0, config, 0).unwrap();
+    assert!(maps.writable_flow_table().unwrap().add(flow_8(4000, 7)));
+    let flows_before = flows(&maps);
+    drop((programs, maps));
+    fs::remove_file(pins.map("FENCE")).unwrap();
+    let layout = |kind, value_size| Layout { kind, key_size: 4, value_size, max_entries: 1, flags: 0 };
+    make(&pins, "FENCE", layout(2, 8));
+    make(&pins, "LAPSE", layout(PER_CPU_ARRAY, 16));
+    put(&pins.maps(), "FENCE", &words(&[0]), &words(&[123, 0]));
+
+    let (_programs, maps) = load(&pins, FLOWS).unwrap();
+
+    assert_eq!(maps.read_config().unwrap(), abi::Config { abi: ABI_VERSION, ..config });
+    assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123, ..Fence::default() });
+    assert_eq!(flows(&maps), flows_before);
+    assert!(!pins.map("LAPSE").exists());
+}
+
+/// The loader writes the initial values of the programs' global variables, which are maps in use.
+#[test]
+fn global_variables_keep_their_values_when_the_programs_are_loaded_again() {
+    let Some(pins) = mounted() else { return };
+    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
+    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
+    let config = abi::Config { flow_mask, flow_secret, next_vip: 41, ..new_config() };
+    maps.config.set(0, config, 0).unwrap();
+    maps.write_deadline(123).unwrap();
+    drop((programs, maps));
+    let (_programs, maps) = load(&pins, FLOWS).unwrap();
+    assert_eq!(maps.read_config().unwrap(), config);
+    assert_eq!(maps.read_fence().unwrap().deadline, 123);
 }
 
 #[test]
@@ -228,8 +260,8 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
     let mut transition = Transition::begin(&pins, flow_table::sets(FLOWS)).unwrap();
     let next = transition.folder(&pins);
     let object = aya_obj::Object::parse(OBJECT).unwrap();
-    for name in ["CONFIG", "SERVICE_STATES", "TABLES", "FLOWS", "FRAGMENTS"] {
-        let mut map = object.maps[name].clone();
+    for name in ["CONFIG", "FENCE", "SERVICE_STATES", "TABLES", "FLOWS", "FRAGMENTS"] {
+        let mut map = object.maps[name_in_object(name)].clone();
         map.set_max_entries(if name == "FLOWS" { flow_table::sets(FLOWS) } else { map.max_entries() });
         MapData::create(map, name, None).unwrap().pin(next.join(name)).unwrap();
     }
