@@ -31,7 +31,7 @@ pub const fn update(field: u16, change: u64) -> u16 {
 pub const fn decremented(field: u16) -> u16 {
     let sum = field as u32 + 0x0100_u16.to_be() as u32;
     // All ones becomes zero, as by the kernel.
-    (sum + (sum + 1 >> 16)) as u16
+    (sum + ((sum + 1) >> 16)) as u16
 }
 
 /// Returns the sum of `bytes`, padded with a zero byte to whole words.

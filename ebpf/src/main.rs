@@ -69,7 +69,7 @@ pub fn vipmux_xdp_frags(context: XdpContext) -> u32 {
 }
 
 /// Called for ARP, and for frames with a VLAN tag. In all others, [`vipmux_xdp`] finds the headers in
-/// fixed places, which saves it a fifth of its instructions.
+/// fixed places.
 #[xdp]
 pub fn vipmux_other(context: XdpContext) -> u32 {
     run_other::<false>(&context)

@@ -213,8 +213,9 @@ pub fn name_in_object(name: &str) -> &str {
     GLOBALS.iter().find(|(pinned, _)| *pinned == name).map_or(name, |(_, section)| section)
 }
 
-/// Makes `loader` use the maps that are pinned in a folder, or pin new ones there. `globals`:
-/// [`read_globals`] of the folder.
+/// Makes `loader` use the maps that are pinned in a folder, or pin new ones there. `globals` has the
+/// values of [`GLOBALS`] in the folder: the loader writes initial ones into them, although they may be in
+/// use.
 pub fn use_pins<'a>(loader: &mut EbpfLoader<'a>, folder: &Path, globals: &'a [(&'static str, Vec<u8>)]) {
     for name in Maps::NAMES.iter().chain(Maps::CALLING) {
         loader.map_pin_path(name_in_object(name), folder.join(name));
@@ -224,8 +225,7 @@ pub fn use_pins<'a>(loader: &mut EbpfLoader<'a>, folder: &Path, globals: &'a [(&
     }
 }
 
-/// Returns the values of [`GLOBALS`] that are pinned in a folder. The loader writes the object's initial
-/// values into these maps, which may be in use. So they have to be the current ones.
+/// Returns the values of [`GLOBALS`] that are pinned in a folder, for [`use_pins`].
 pub(super) fn read_globals(folder: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, MapsError> {
     let pinned = GLOBALS.into_iter().filter(|(name, _)| folder.join(name).exists());
     pinned.map(|(name, _)| Ok((name, element(folder, name)?))).collect()
