@@ -45,7 +45,7 @@ pub const DEFAULT_LEASE: &str = "300ms";
 /// The lease in tests, which run beside others. A slow leader stays the leader.
 const LEASE: &str = "2s";
 /// The longest time for which two nodes may answer in tests, if gossip is filtered or is lost in one
-/// direction: [`LEASE`] and a heartbeat (docs/failover.md, "Can two nodes answer at once?").
+/// direction: the lease and a heartbeat (docs/failover.md, "Can two nodes answer at once?").
 pub const MOST_OVERLAP: Duration = Duration::from_millis(2_100);
 /// Entries of each flow table. Short connections must not evict those that are watched.
 const FLOWS: u32 = 65_536;
