@@ -155,9 +155,7 @@ fn a_user_without_rights_gets_a_message_that_names_them() {
 fn memory(pins: &Pins) -> BTreeMap<&'static str, u64> {
     std::fs::create_dir_all(pins.maps()).unwrap();
     let mut loader = EbpfLoader::new();
-    for name in Maps::NAMES {
-        loader.map_pin_path(name_in_object(name), pins.map(name));
-    }
+    use_pins(&mut loader, &pins.maps(), &[]);
     let _ebpf = loader.load(crate::bpf::OBJECT).unwrap();
     let bytes = |name: &&'static str| {
         let map = open(&pins.map(name)).unwrap();
