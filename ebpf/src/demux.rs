@@ -50,11 +50,10 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let key = segment.flow(packet.source, id);
     let told = |known| Scratch { known, vip: id, vip_flags: flags.0, attempts: 0 };
     if segment.is_syn() {
-        position::fetch(config, &key);
         return tell(told(KNOWN_OPENING), Verdict::NEW);
     }
     let source = Source { frame, interface, vip: flags };
-    let found = match flow::find(config, &key, &segment, &source, now) {
+    let found = match flow::find(config, &key, position::place(config, &key), &segment, &source, now) {
         Ok(Some(found)) => found,
         Ok(None) => return tell(told(KNOWN_NEW), Verdict::NEW),
         Err(reason) => {
@@ -103,14 +102,16 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         return tell(Scratch::default(), Verdict::ODD);
     }
     let segment = transport.segment(frame.end)?;
+    let key = segment.flow(packet.source, id);
+    let place = position::place(config(), &key);
+    position::fetch(place.set(config().flow_mask));
     if flags.is_handed_over() && attempts() == 0 && known() != KNOWN_VIP {
         count::stat(Stat::FromPeer, frame.length);
     }
-    let key = segment.flow(packet.source, id);
     let source = Source { frame, interface, vip: flags };
     let recorded = match known() {
         KNOWN_NEW | KNOWN_OPENING => None,
-        _ => flow::find(config(), &key, &segment, &source, flow::now())?,
+        _ => flow::find(config(), &key, place, &segment, &source, flow::now())?,
     };
     let (mut found, is_new, to_remember) = match recorded {
         Some(found) => {
@@ -148,7 +149,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         }
     };
     if matches!(found.kept, Kept::Partly | Kept::Renewed) {
-        found.kept = record::record(&key, &found, &segment, is_new, flow::now());
+        found.kept = record::record(&key, place, &found, &segment, is_new, flow::now());
     }
     match found.kept {
         Kept::Known => return look_for_record(),

@@ -68,9 +68,15 @@ impl Target {
         let nodes = BACKEND_NODES.get(backend_nodes::element(index))?;
         // SAFETY: a map value, which stays in place for the whole run.
         match backend_nodes::get(unsafe { ptr::read_volatile(nodes) }, index) {
-            Some(node) => Some(Self { index, generation: newest, node, local: None, remote: vip.path(node) }),
+            Some(node) => Some(Self::elsewhere(index, newest, node, vip)),
             None => Self::get(index, vip),
         }
+    }
+
+    /// On another node.
+    #[inline(always)]
+    pub(crate) fn elsewhere(index: u32, generation: u32, node: u32, vip: vip::Flags) -> Self {
+        Self { index, generation, node, local: None, remote: vip.path(node) }
     }
 
     #[inline(always)]
@@ -373,11 +379,11 @@ impl Source<'_> {
 pub(crate) fn find(
     config: &Config,
     key: &FlowKey,
+    place: Place,
     segment: &Segment,
     source: &Source,
     now: u64,
 ) -> Result<Option<Found>, DropReason> {
-    let place = position::place(config, &key.client, key.client_port, key.protocol);
     let Some(record) = search(config, key, place) else { return Ok(None) };
     // SAFETY: in the table.
     let Some(flow) = (unsafe { Flow::whole(record, place) }) else { return Ok(None) };
@@ -449,7 +455,7 @@ pub(crate) fn refresh(config: &Config, record: *mut FlowRecord, flow: &Flow, fla
 #[inline(always)]
 pub(crate) fn look(key: &FlowKey, vip: vip::Flags) -> Option<(Target, u32)> {
     let config = config();
-    let place = position::place(config, &key.client, key.client_port, key.protocol);
+    let place = position::place(config, key);
     // SAFETY: in the table.
     let flow = unsafe { Flow::whole(search(config, key, place)?, place) }?;
     let state = state(&flow)?;

@@ -15,7 +15,9 @@ use vipmux_common::{
         Mac, Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
         SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
-    backend_nodes, budget, table,
+    backend_nodes, budget,
+    flow_table::Place,
+    table,
 };
 
 /// A map of one element, as a global variable: one instruction has its address, where a lookup needs 14
@@ -125,8 +127,8 @@ pub(crate) static SERVICE_STATS: PerCpuArray<Count> = PerCpuArray::with_max_entr
 pub(crate) struct Workspace {
     /// A new record of the flow table.
     pub(crate) flow: [u64; size_of::<FlowRecord>() / 8],
-    /// The way that it gets if that is free.
-    pub(crate) way: u32,
+    /// Its place.
+    pub(crate) place: Place,
     /// The low half of the time.
     pub(crate) now: u32,
     pub(crate) fragment_key: FragmentKey,

@@ -3,7 +3,7 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Address, Config, FlowKey, FlowRecord},
+    abi::{Config, FlowKey, FlowRecord},
     flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, WAYS},
 };
 
@@ -14,8 +14,8 @@ use crate::{
 
 /// Returns the place of a flow in the table.
 #[inline(always)]
-pub(crate) fn place(config: &Config, client: &Address, client_port: u16, protocol: u32) -> Place {
-    Place::new(&config.flow_secret, client, client_port, protocol)
+pub(crate) fn place(config: &Config, key: &FlowKey) -> Place {
+    Place::new(&config.flow_secret, &key.client, key.client_port, key.protocol)
 }
 
 /// A record's number, less than 4 times the number of sets; or [`NOWHERE`].
@@ -36,15 +36,14 @@ pub(crate) fn at(position: Position) -> Option<*mut FlowRecord> {
     Some(unsafe { records(position / WAYS)?.add((position % WAYS) as usize) })
 }
 
-/// Makes the CPU fetch the set of a flow that will soon be written there. BPF has no prefetch, and a
-/// load would hold up what follows; a store does not. It stores the zero that is there.
+/// Makes the CPU fetch all records of a set, which are soon needed. BPF has no prefetch, so these are
+/// loads whose results nobody needs. Meanwhile, the CPU executes the next few hundred instructions.
 #[inline(always)]
-pub(crate) fn fetch(config: &Config, key: &FlowKey) {
-    const UNUSED: u32 = OVERFLOW_WAY + 1;
-    let place = place(config, &key.client, key.client_port, key.protocol);
-    if let Some(record) = at(place.set(config.flow_mask) * WAYS + UNUSED) {
-        // SAFETY: in the table. Only the first two records' fields have a use.
-        unsafe { ptr::write_volatile(&raw mut (*record).of_set, 0) };
+pub(crate) fn fetch(set: u32) {
+    let Some(records) = records(set) else { return };
+    for way in 0..WAYS {
+        // SAFETY: one of the set's records.
+        unsafe { ptr::read_volatile(&raw const (*records.add(way as usize)).of_set) };
     }
 }
 

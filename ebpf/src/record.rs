@@ -53,10 +53,9 @@ const KNOWN: u32 = 11;
 /// Records a packet's flow. `is_new`: this is its first packet. If nobody has looked for a record yet
 /// ([`is_opening`]), one of the same flow stays as it is.
 #[inline(always)]
-pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
+pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
     let Some(workspace) = Workspace::get() else { return Kept::NoRoom };
-    let config = config();
-    let place = position::place(config, &key.client, key.client_port, key.protocol);
+    workspace.place = place;
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
     // A forged SYN must not lower the rank of a record.
     let is_half_open = segment.is_syn() && found.kept != Kept::Renewed;
@@ -77,8 +76,8 @@ pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bo
     (new[0], new[1], new[2], new[3]) = (u64::from(check) << 32, ports, high, low);
     (new[4], new[5], new[6]) = (backend, slot, fixed | u64::from(flags) << 24);
     new[7] = pair(if replies { segment.sequence } else { 0 }, now as u32);
-    (workspace.way, workspace.now) = (place.way(), now as u32);
-    let sets = position::sets(config, place);
+    workspace.now = now as u32;
+    let sets = position::sets(config(), place);
     let outcome = match flow_record(sets as u32) {
         BOTH_SETS => flow_record_in_either(sets),
         outcome => outcome,
@@ -301,11 +300,11 @@ impl Survey {
 #[inline(never)]
 extern "C" fn flow_survey(set: Position) -> u64 {
     const CLOSING: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
-    let Some(Workspace { flow: new, way: first, now, .. }) = Workspace::get() else { return Survey::FAILED.0 };
+    let Some(Workspace { flow: new, place, now, .. }) = Workspace::get() else { return Survey::FAILED.0 };
     let Some(records) = position::records(set / WAYS) else { return Survey::FAILED.0 };
     let (mut best, mut found) = (u64::MAX, 0);
     for number in 0..WAYS {
-        let way = Place::next_way(*first, number);
+        let way = Place::next_way(place.way(), number);
         // SAFETY: one of the set's records.
         let words = unsafe { records.add(way as usize) }.cast::<u64>();
         // SAFETY: in the table.

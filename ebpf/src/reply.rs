@@ -81,7 +81,7 @@ fn search(config: &Config, key: &ReplyKey) -> Option<Record> {
 
 #[inline(always)]
 fn place(config: &Config, key: &ReplyKey) -> Place {
-    position::place(config, &key.client, key.client_port, key.protocol)
+    Place::new(&config.flow_secret, &key.client, key.client_port, key.protocol)
 }
 
 /// Returns the position of the record that translates a backend's replies to a client. `rest`: the

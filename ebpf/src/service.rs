@@ -86,8 +86,11 @@ pub(crate) fn choose(service: &ServiceValue, hash: u32, source: &Source) -> Resu
     let newest = newest_generation();
     let how = if spare { vip.0 | SPARE } else { vip.0 };
     let chosen = choose_backend(table, local, hash, from, how);
-    match chosen >> 32 {
-        FOUND => Target::of_table(chosen as u32, newest, vip).ok_or(DropReason::NoBackend),
+    match chosen & STATUS {
+        FOUND => match (chosen >> NODE) as u32 {
+            0 => Target::get(chosen as u32, vip).ok_or(DropReason::NoBackend),
+            node => Ok(Target::elsewhere(chosen as u32, newest, node - 1, vip)),
+        },
         NOT_LOCAL => Err(DropReason::NotLocal),
         HAIRPIN => Err(DropReason::Hairpin),
         UNREACHABLE => Err(DropReason::NodeUnreachable),
@@ -95,15 +98,27 @@ pub(crate) fn choose(service: &ServiceValue, hash: u32, source: &Source) -> Resu
     }
 }
 
-/// Flags above the low 32 bits of [`choose_backend`]'s result, which are an index into `BACKENDS`.
+/// The results of [`choose_backend`], without the numbers of [`found`].
+const STATUS: u64 = 0xff << 32;
 const FOUND: u64 = 0;
-const NO_BACKEND: u64 = 1;
-const NOT_LOCAL: u64 = 2;
-const HAIRPIN: u64 = 3;
-const UNREACHABLE: u64 = 4;
+const NO_BACKEND: u64 = 1 << 32;
+const NOT_LOCAL: u64 = 2 << 32;
+const HAIRPIN: u64 = 3 << 32;
+const UNREACHABLE: u64 = 4 << 32;
 
 /// [`SERVICE_SPARE`], beside the VIP's flags.
 const SPARE: u32 = 1 << 29;
+
+/// The bit from which on a result has the node.
+const NODE: u32 = 40;
+
+/// Returns [`FOUND`], with the index of a backend in the low 32 bits. From [`NODE`] on, it has the index
+/// of the other node that the backend is on, plus one.
+#[inline(always)]
+fn found(target: &Target) -> u64 {
+    let node = if target.remote.is_some() { u64::from(target.node) + 1 } else { 0 };
+    u64::from(target.index) | node << NODE
+}
 
 /// The verifier checks this function on its own, since its probes would multiply with all earlier
 /// paths. `tables` have the first slot above 32 bits and the length below; `from` is the frame's
@@ -118,15 +133,15 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
     let is_fit =
         |target: &Target| target.local.is_some() || !handed_over && node(target).is_ok_and(|node| !is_from(node, from));
     if length == 0 {
-        return NO_BACKEND << 32;
+        return NO_BACKEND;
     }
-    let Some(first) = at(table, length, hash, vip) else { return NO_BACKEND << 32 };
+    let Some(first) = at(table, length, hash, vip) else { return NO_BACKEND };
     if is_fit(&first) {
-        return u64::from(first.index);
+        return found(&first);
     }
-    let here = || at(local, local_length, hash, vip).map_or(NO_BACKEND << 32, |target| u64::from(target.index));
+    let here = || at(local, local_length, hash, vip).map_or(NO_BACKEND, |target| found(&target));
     if handed_over {
-        return if local_length == 0 { NOT_LOCAL << 32 } else { here() };
+        return if local_length == 0 { NOT_LOCAL } else { here() };
     }
     // Where nothing marks a node's frames, that node may have chosen a backend here.
     let came_back = vip.path(first.node).is_some_and(|node| is_from(node, from));
@@ -137,13 +152,13 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
     for _ in 0..hash::PROBES {
         next = hash::next(next);
         let probed = probe_slot(tables, next, from, how);
-        if probed >> 32 == FOUND {
+        if probed & STATUS == FOUND {
             return probed;
         }
     }
     match (local_length, came_back) {
-        (0, true) => HAIRPIN << 32,
-        (0, false) => UNREACHABLE << 32,
+        (0, true) => HAIRPIN,
+        (0, false) => UNREACHABLE,
         _ => here(),
     }
 }
@@ -155,9 +170,9 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
 extern "C" fn probe_slot(table: u64, hash: u32, from: u64, vip: u32) -> u64 {
     match at((table >> 32) as u32, table as u32, hash, vip::Flags(vip)) {
         Some(target) if target.local.is_some() || node(&target).is_ok_and(|node| !is_from(node, from)) => {
-            u64::from(target.index)
+            found(&target)
         }
-        _ => UNREACHABLE << 32,
+        _ => UNREACHABLE,
     }
 }
 
