@@ -77,23 +77,34 @@ pub(crate) struct Frame {
     pub(crate) fragmented: bool,
 }
 
+/// What [`Frame::parse_untagged`] finds.
+pub(crate) enum Untagged {
+    Ip(Frame),
+    /// Another protocol, or a tag.
+    Other,
+    /// Too short for anything relevant.
+    Short,
+}
+
 impl Frame {
-    /// Parses a frame without a tag. If it has one, its Ethertype says so, and nothing else is of use.
-    /// `None` where the frame is too short.
+    /// Parses a frame with an IP packet and without a tag.
     #[inline(always)]
-    pub(crate) fn parse_untagged(context: *mut xdp_md, fragmented: bool) -> Option<Self> {
+    pub(crate) fn parse_untagged(context: *mut xdp_md, fragmented: bool) -> Untagged {
         let (start, end) = bounds(context);
         // As in `parse`.
         if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
-            return None;
+            return Untagged::Short;
         }
         // SAFETY: compared with the end above.
         let (destination, source, ethertype, packet) = unsafe {
             let (destination, source): (u64, u64) = (read::<0, _>(start), read::<6, _>(start));
             (Mac::of_word(destination), Mac::of_word(source), read::<12, u16>(start), read::<16, u16>(start))
         };
+        if !matches!(ethertype, ETHERTYPE_IPV4 | ETHERTYPE_IPV6) {
+            return Untagged::Other;
+        }
         let length = frame_length(context, fragmented, end - start, ethertype, packet);
-        Some(Self {
+        Untagged::Ip(Self {
             context,
             start,
             end,

@@ -50,7 +50,7 @@ use vipmux_common::abi::{
 };
 
 use crate::{
-    frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH},
+    frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, Untagged, VLAN_TAG_LENGTH},
     maps::{CALLS, CALLS_FRAGMENTED, CLASSIFIERS, INTERFACES},
     verdict::Verdict,
     wire::{pin, read},
@@ -131,11 +131,11 @@ pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
 
 #[inline(always)]
 fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
-    let Some(frame) = Frame::parse_untagged(context.ctx, FRAGMENTED) else { return XDP_PASS };
-    if !matches!(frame.ethertype, ETHERTYPE_IPV4 | ETHERTYPE_IPV6) {
-        return call::<FRAGMENTED>(context, CALL_OTHER);
+    match Frame::parse_untagged(context.ctx, FRAGMENTED) {
+        Untagged::Ip(frame) => handle::<FRAGMENTED>(context, frame),
+        Untagged::Other => call::<FRAGMENTED>(context, CALL_OTHER),
+        Untagged::Short => XDP_PASS,
     }
-    handle::<FRAGMENTED>(context, frame)
 }
 
 #[inline(always)]
