@@ -546,10 +546,11 @@ pub struct NodeLabel {
 pub struct Fence {
     /// `CLOCK_BOOTTIME`, nanoseconds. 0: never.
     pub deadline: u64,
-    /// `jiffies_64` when the programs last compared it with the clock.
-    pub checked: u64,
-    /// Their answer: 1 if it passed longer than [`Config::abandon_after`] ago.
-    pub abandoned: u64,
+    /// `jiffies_64`. Until then, the programs need not compare the deadline with the clock: it is to
+    /// come, or it passed less than [`Config::abandon_after`] ago.
+    pub kept_until: u64,
+    /// The same: it passed longer ago.
+    pub abandoned_until: u64,
 }
 
 /// Value of the per-CPU arrays `STATS`, `DROPS` and `SERVICE_STATS`.

@@ -44,7 +44,7 @@ pub(crate) struct Target {
     pub(crate) node: u32,
     /// Its entry, if it is on this node.
     pub(crate) local: Option<&'static Backend>,
-    /// The path to its node, if that is another one.
+    /// The path to its node. It has no use if [`Self::local`] is there.
     pub(crate) remote: Option<&'static Node>,
 }
 
@@ -245,6 +245,12 @@ impl Flow {
         age_low(self.seen(), now)
     }
 
+    /// Returns whether the last packet came within the last second. No idle timeout is shorter.
+    #[inline(always)]
+    pub(crate) fn is_fresh(&self, config: &Config, now: u32) -> bool {
+        now.wrapping_sub(self.seen()) < config.hz
+    }
+
     #[inline(always)]
     fn seen(&self) -> u32 {
         (self.time >> 32) as u32
@@ -258,30 +264,28 @@ pub(crate) fn state(flow: &Flow) -> Option<&'static ServiceState> {
     (state.generation == flow.slot_generation()).then_some(state)
 }
 
-/// The destination of a flow record.
-struct Recorded {
-    target: Target,
-    ready: bool,
-    /// [`BACKEND_STOPPING`], [`BACKEND_FAILING`]: flows of datagrams leave it.
-    leaving: bool,
-    /// The record's new epoch.
-    epoch: u32,
-}
-
-/// Returns a record's backend, if it is still the same. Either the epoch of its node confirms that,
-/// or the backend's own entry, which then gives the record the node's epoch.
+/// Returns a record's backend, if it is still the same, and whether it is ready. Either the epoch of its
+/// node confirms that, or the backend's own entry. This then gives `record` the node's epoch, whatever
+/// becomes of the packet. `leaves`: the flow leaves a backend that stops or fails.
 ///
 /// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
 /// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
+///
+/// # Safety
+/// `record` is in the table.
 #[inline(always)]
-fn recorded(flow: &Flow, vip: vip::Flags) -> Option<Recorded> {
+unsafe fn recorded(
+    record: Option<*mut FlowRecord>,
+    flow: &Flow,
+    vip: vip::Flags,
+    leaves: bool,
+) -> Option<(Target, bool)> {
     let (index, generation, node) = (flow.backend(), flow.backend_generation(), flow.node());
     let remote = vip.path(node)?;
     // SAFETY: a map value.
     let epoch = unsafe { ptr::read_volatile(&raw const remote.epoch) };
     if epoch != 0 && epoch == flow.epoch() {
-        let target = Target { index, generation, node, local: None, remote: Some(remote) };
-        return Some(Recorded { target, ready: true, leaving: false, epoch });
+        return Some((Target { index, generation, node, local: None, remote: Some(remote) }, true));
     }
     let backend = BACKENDS.get(after_load(index, epoch))?;
     // SAFETY: a map value.
@@ -290,11 +294,18 @@ fn recorded(flow: &Flow, vip: vip::Flags) -> Option<Recorded> {
         return None;
     }
     let (is_local, ready) = (flags & BACKEND_LOCAL != 0, flags & BACKEND_READY != 0);
-    let epoch = if ready && !is_local && epoch != 0 { epoch } else { flow.epoch() };
-    let target =
-        Target { index, generation, node, local: is_local.then_some(backend), remote: (!is_local).then_some(remote) };
-    let leaving = !ready && flags & (BACKEND_STOPPING | BACKEND_FAILING) != 0;
-    Some(Recorded { target, ready, leaving, epoch })
+    if leaves && !ready && flags & (BACKEND_STOPPING | BACKEND_FAILING) != 0 {
+        return None;
+    }
+    if let Some(record) = record
+        && ready
+        && !is_local
+        && epoch != 0
+    {
+        // SAFETY: the caller's.
+        unsafe { ptr::write_volatile(&raw mut (*record).epoch, epoch) };
+    }
+    Some((Target { index, generation, node, local: is_local.then_some(backend), remote: Some(remote) }, ready))
 }
 
 /// Returns whether a record is of no use to its flow: its Service port or its backend is gone.
@@ -391,37 +402,36 @@ pub(crate) fn find(
     if state.flags & SERVICE_GONE != 0 {
         return Ok(None);
     }
-    let Some(Recorded { target, ready, leaving, epoch }) = recorded(&flow, source.vip) else { return Ok(None) };
+    // Datagrams need not go to one backend until a flow ends.
+    let leaves = segment.protocol == UDP;
+    // SAFETY: in the table.
+    let Some((target, ready)) = (unsafe { recorded(Some(record), &flow, source.vip, leaves) }) else { return Ok(None) };
     let (now, flags) = (now as u32, flow.flags());
-    let age = flow.age(now);
-    if is_idle(config, segment.protocol, state.idle, age) {
+    let is_fresh = flow.is_fresh(config, now);
+    if !is_fresh && is_idle(config, segment.protocol, state.idle, flow.age(now)) {
         return Ok(None);
     }
     let syn = segment.is_syn();
-    if leaving && segment.protocol == UDP {
-        return Ok(None);
-    }
-    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) || !source.is_fit(&target, segment, flags)? {
+    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
         return Ok(None);
     }
     let after = if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };
     let mut kept = Kept::Record;
     if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
         // What was sent before the client turned to the backend itself changes nothing.
-        let is_late = !syn && flags & FLOW_DIRECT != 0 && is_late(config, age);
+        let is_late = !syn && flags & FLOW_DIRECT != 0 && is_late(config, flow.age(now));
         let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
         if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
             const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
             kept = if syn && flags & ESTABLISHED == FLOW_REPLIES { Kept::Renewed } else { Kept::Partly };
         } else if !is_late {
-            refresh(config, record, &flow, after, now);
+            refresh(record, &flow, after, now, is_fresh);
         }
     } else {
-        refresh(config, record, &flow, after, now);
-        if epoch != flow.epoch() {
-            // SAFETY: a map value.
-            unsafe { ptr::write_volatile(&raw mut (*record).epoch, epoch) };
+        if !source.is_fit(&target, segment, flags)? {
+            return Ok(None);
         }
+        refresh(record, &flow, after, now, is_fresh);
     }
     Ok(Some(Found {
         target,
@@ -434,17 +444,19 @@ pub(crate) fn find(
 }
 
 /// Updates a record after a packet: at a change of its flags, or once a second. The time does not
-/// change after an RST, after which nothing is sent again.
+/// change after an RST, after which nothing is sent again. `is_fresh`: [`Flow::is_fresh`].
 #[inline(always)]
-pub(crate) fn refresh(config: &Config, record: *mut FlowRecord, flow: &Flow, flags: u32, now: u32) {
+pub(crate) fn refresh(record: *mut FlowRecord, flow: &Flow, flags: u32, now: u32, is_fresh: bool) {
     let before = flow.flags();
+    if flags == before && is_fresh {
+        return;
+    }
     // SAFETY: a map value. What is written here does no harm to another flow.
     unsafe {
         if flags != before {
             ptr::write_volatile(&raw mut (*record).flags, flags as u8);
         }
-        let is_old = flags != before || now.wrapping_sub(flow.seen()) >= config.hz;
-        if is_old && before & flags & FLOW_RESET == 0 {
+        if before & flags & FLOW_RESET == 0 {
             ptr::write_volatile(&raw mut (*record).seen, now);
         }
     }
@@ -459,7 +471,8 @@ pub(crate) fn look(key: &FlowKey, vip: vip::Flags) -> Option<(Target, u32)> {
     // SAFETY: in the table.
     let flow = unsafe { Flow::whole(search(config, key, place)?, place) }?;
     let state = state(&flow)?;
-    let target = recorded(&flow, vip)?.target;
+    // SAFETY: no record.
+    let (target, _) = unsafe { recorded(None, &flow, vip, false) }?;
     (state.flags & SERVICE_GONE == 0).then_some((target, state.flags))
 }
 

@@ -48,11 +48,16 @@ pub(crate) fn is_abandoned(config: &Config, now: u64) -> bool {
     let fence = fence();
     // SAFETY: a map value. If several CPUs ask the clock at once, their answers are the same.
     unsafe {
-        if now.wrapping_sub(ptr::read_volatile(&raw const (*fence).checked)) >= u64::from(config.hz) {
-            ptr::write_volatile(&raw mut (*fence).abandoned, u64::from(standing() == Standing::Abandoned));
-            ptr::write_volatile(&raw mut (*fence).checked, now);
+        if now < ptr::read_volatile(&raw const (*fence).kept_until) {
+            return false;
         }
-        ptr::read_volatile(&raw const (*fence).abandoned) != 0
+        if now < ptr::read_volatile(&raw const (*fence).abandoned_until) {
+            return true;
+        }
+        let (is_abandoned, until) = (standing() == Standing::Abandoned, now + u64::from(config.hz));
+        let answer = if is_abandoned { &raw mut (*fence).abandoned_until } else { &raw mut (*fence).kept_until };
+        ptr::write_volatile(answer, until);
+        is_abandoned
     }
 }
 

@@ -185,7 +185,7 @@ pub(crate) fn reply(key: &ReplyKey, tcp: u8, acknowledged: u32, now: u64) -> Rep
     if flags & FLOW_DIRECT != 0 {
         return Reply::Foreign;
     }
-    refresh(config, record.at, flow, after(flags, tcp, FLOW_BACKEND_FIN), now);
+    refresh(record.at, flow, after(flags, tcp, FLOW_BACKEND_FIN), now, flow.is_fresh(config, now));
     Reply::Of(record.origin())
 }
 

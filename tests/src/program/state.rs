@@ -178,7 +178,7 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
     let seen = |at| relative(origin, at);
     Ok(State {
         config: Config { flow_mask: 0, ..first(&read_array(ebpf, "CONFIG")?)? },
-        fence: Fence { checked: 0, abandoned: 0, ..first(&read_array(ebpf, "FENCE")?)? },
+        fence: Fence { kept_until: 0, abandoned_until: 0, ..first(&read_array(ebpf, "FENCE")?)? },
         interfaces: read_array(ebpf, "INTERFACES")?,
         vips: read_hash(ebpf, "VIPS")?,
         services: read_hash(ebpf, "SERVICES")?,

@@ -101,9 +101,12 @@ fn refused() -> Vec<Case> {
         dropped("no frame is handed on", &syn(HTTPS), DropReason::NotLocal),
         dropped("nor to another interface", &syn(REDIRECTED), DropReason::NotLocal),
         dropped("nor by a flow record", &segment(HTTPS), DropReason::NotLocal)
-            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0)),
+            .given(|state| HTTPS.record_vouched(state, REMOTE, WHILE, 0)),
         dropped("only a SYN replaces the record of a backend elsewhere", &segment(MIXED), DropReason::NotLocal)
-            .given(|state| MIXED.record(state, REMOTE, WHILE, 0)),
+            .given(|state| MIXED.record_vouched(state, REMOTE, WHILE, 0)),
+        dropped("but the backend of such a record is looked up once", &segment(MIXED), DropReason::NotLocal)
+            .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
+            .then(|state| MIXED.record_vouched(state, REMOTE, WHILE, 0)),
         dropped("a handed-over packet to an unclaimed port", &syn(unclaimed), DropReason::NoService),
         dropped("a handed-over packet to a Service without backends", &syn(EMPTY), DropReason::NoBackend),
         Case::ingress("a handed-over packet for another address passes", from_peer().ipv4(&neighbor)),
@@ -133,10 +136,10 @@ fn not_handed_over() -> Vec<Case> {
             .then(|state| MIXED.record_vouched(state, REMOTE, 0, 0)),
         Case::ingress("with it, no VIP is reached that is announced elsewhere", forged(&syn(ELSEWHERE_HTTP))),
         Case::ingress("a frame of a backend's node changes no record", from_node(&segment(MIXED)))
-            .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
+            .given(|state| MIXED.record_vouched(state, REMOTE, WHILE, 0))
             .dropped(DropReason::Hairpin),
         Case::ingress("nor does a SYN of a backend's node", from_node(&syn(MIXED)))
-            .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
+            .given(|state| MIXED.record_vouched(state, REMOTE, WHILE, 0))
             .dropped(DropReason::Hairpin),
         Case::ingress("but a SYN that a node without the programs sends back moves", from_node(&syn(SPREAD)))
             .given(|state| SPREAD.record(state, REMOTE, 0, abi::FLOW_NEW | abi::FLOW_HALF_OPEN))

@@ -59,6 +59,7 @@ fn there() -> Vec<Case> {
             .given(|state| {
                 on_segment(state, VIP);
                 MIXED.record(state, REMOTE, WHILE, 0);
+                MIXED.record_of(state).epoch = REMOTE.path_of(state).epoch;
             })
             .becomes(Verdict::Dropped(DropReason::Hairpin), &[]),
         Case::ingress("an epoch that the path does not have vouches for nothing", from_client().ipv4(&segment(HTTPS)))

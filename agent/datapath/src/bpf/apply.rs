@@ -140,8 +140,8 @@ mod tests {
     fn a_deadline_makes_the_programs_ask_again_whether_the_agent_is_away() {
         let Some(mut fixture) = super::super::maps::fixture::Fixture::new() else { return };
         let maps = &mut fixture.maps;
-        maps.fence.set(0, Fence { deadline: 100, checked: 7, abandoned: 1 }, 0).unwrap();
+        maps.fence.set(0, Fence { deadline: 100, kept_until: 7, abandoned_until: 1 }, 0).unwrap();
         maps.write_deadline(300).unwrap();
-        assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 300, checked: 0, abandoned: 0 });
+        assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 300, kept_until: 0, abandoned_until: 0 });
     }
 }
