@@ -50,7 +50,10 @@ use vipmux_common::abi::{
 };
 
 use crate::{
-    frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, Untagged, VLAN_TAG_LENGTH},
+    frame::{
+        ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, Untagged,
+        VLAN_TAG_LENGTH,
+    },
     maps::{CALLS, CALLS_FRAGMENTED, CLASSIFIERS, INTERFACES},
     verdict::Verdict,
     wire::{pin, read},
