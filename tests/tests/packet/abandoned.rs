@@ -5,10 +5,10 @@ use vipmux_tests::{frames::Ipv4, program::State};
 
 use crate::{
     case::{Case, Verdict},
-    demux::{ISN, datagram, known_flow, new_flow, segment, syn, to},
+    demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
     fixture::{
-        CLIENT, DNS, DNS_UDP, HTTP, HTTPS, LOCAL, PHONE, REMOTE, SYSLOG, Service, VIP, WHILE, boot_time, from_client,
-        from_peer,
+        CLIENT, DNS, DNS_UDP, HTTP, HTTPS, LOCAL, PEER_MAC, PHONE, REMOTE, SYSLOG, Service, VIP, WHILE, boot_time,
+        from_client, from_peer,
     },
     reject::sealed,
 };
@@ -16,7 +16,7 @@ use crate::{
 const SECOND: u64 = 1_000_000_000;
 
 pub(crate) fn cases() -> Vec<Case> {
-    [passed(), not_yet()].into_iter().flatten().collect()
+    [passed(), not_yet(), answered()].into_iter().flatten().collect()
 }
 
 fn abandoned(state: &mut State) {
@@ -78,5 +78,29 @@ fn not_yet() -> Vec<Case> {
                 HTTP.record(state, LOCAL, 0, 0);
                 HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             }),
+    ]
+}
+
+/// The clock is not asked again until the time of an answer is over.
+fn answered() -> Vec<Case> {
+    let case = |name| Case::ingress(name, from_client().ipv4(&segment(HTTPS)));
+    vec![
+        case("packets are balanced as long as that answer holds")
+            .given(|state| {
+                abandoned(state);
+                state.fence.kept_until = u64::MAX;
+                HTTPS.record_vouched(state, REMOTE, WHILE, 0);
+            })
+            .becomes(Verdict::Transmitted(handed(&segment(HTTPS), PEER_MAC)), &known_flow(HTTPS, Stat::HandedOver))
+            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
+        case("they pass as long as the other one holds").given(|state| {
+            state.fence.abandoned_until = u64::MAX;
+            HTTPS.record_vouched(state, REMOTE, WHILE, 0);
+        }),
+        case("an answer whose time is over does not count").given(|state| {
+            abandoned(state);
+            state.fence.kept_until = 1;
+            HTTPS.record_vouched(state, REMOTE, WHILE, 0);
+        }),
     ]
 }
