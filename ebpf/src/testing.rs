@@ -2,10 +2,13 @@
 //! since the kernel only lets programs call their own kind.
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 #[path = "testing/template.rs"]
 mod template;
+#[allow(dead_code, reason = "one file for two programs, of which this one uses a part")]
+mod wire;
 
 use core::ptr;
 
@@ -25,7 +28,10 @@ use vipmux_common::{
     flow_table::Place,
 };
 
-use crate::template::{BACKENDS, FIRST_PORT, LENGTH, PORT_BITS, Template, WORDS};
+use crate::{
+    template::{BACKENDS, FIRST_PORT, LENGTH, PORT_BITS, Template, WORDS},
+    wire::{Wire, pin, read, write},
+};
 
 #[map]
 static TEMPLATE: Array<Template> = Array::with_max_entries(1, 0);
@@ -81,7 +87,7 @@ pub fn go_on(_context: TcContext) -> i32 {
 pub fn clock(context: XdpContext) -> u32 {
     let Some(at) = bytes(&context, 8) else { return XDP_ABORTED };
     // SAFETY: eight bytes were compared with the end; a helper without arguments.
-    unsafe { (at as *mut u64).write_unaligned(bpf_jiffies64()) };
+    unsafe { write::<0, _>(at, bpf_jiffies64()) };
     XDP_TX
 }
 
@@ -147,7 +153,7 @@ pub fn generate(context: XdpContext) -> u32 {
 pub fn sink(context: XdpContext) -> u32 {
     let Some(at) = bytes(&context, WORDS * 8) else { return XDP_DROP };
     // SAFETY: compared with the end, here and below.
-    let (protocol, first) = unsafe { (((at + 12) as *const u16).read_unaligned(), *((at + 30) as *const u8)) };
+    let (protocol, first) = unsafe { (read::<12, u16>(at), read::<30, u8>(at)) };
     if protocol != ETHERTYPE_IPV4.to_be() {
         return XDP_DROP;
     }
@@ -181,7 +187,7 @@ fn swap<T: Copy>(at: usize, one: usize, other: usize) {
 #[inline(always)]
 fn endpoints(at: usize) -> [u32; 2] {
     // SAFETY: compared with the end.
-    unsafe { [((at + 26) as *const u32).read_unaligned(), ((at + 34) as *const u32).read_unaligned()] }
+    unsafe { [read::<26, _>(at), read::<34, _>(at)] }
 }
 
 /// Updates the checksums of IPv4 and UDP, of a packet that had these endpoints.
@@ -190,13 +196,12 @@ fn sum_up(at: usize, before: [u32; 2]) {
     let after = endpoints(at);
     let client = checksum::change(before[0], after[0]);
     let ports = checksum::change(before[1], after[1]);
-    let (header, datagram) = ((at + 24) as *mut u16, (at + 40) as *mut u16);
     // SAFETY: compared with the end.
     unsafe {
-        header.write_unaligned(checksum::update(header.read_unaligned(), client));
-        let sum = checksum::update(datagram.read_unaligned(), client + ports);
+        write::<24, _>(at, checksum::update(read::<24, _>(at), client));
+        let sum = checksum::update(read::<40, _>(at), client + ports);
         // Zero means no checksum.
-        datagram.write_unaligned(if sum == 0 { u16::MAX } else { sum });
+        write::<40, _>(at, if sum == 0 { u16::MAX } else { sum });
     }
 }
 
@@ -260,8 +265,8 @@ const VALUE: [u64; 4] = [0; 4];
 /// Returns the frame's start, if it has at least this many bytes.
 #[inline(always)]
 fn bytes(context: &XdpContext, length: usize) -> Option<usize> {
-    let at = context.data();
-    (at + length <= context.data_end()).then_some(at)
+    let (at, end) = (pin(context.data()), pin(context.data_end()));
+    (at + length <= end).then_some(at)
 }
 
 /// Takes the header away that the last iteration added. If it added none, this costs the same: so it
@@ -273,13 +278,34 @@ fn take_away(context: &XdpContext) -> Option<()> {
     (unsafe { bpf_xdp_adjust_head(context.ctx, header as i32) } == 0).then_some(())
 }
 
+/// Copies a field.
+///
+/// # Safety
+/// Both places were compared with their ends.
+#[inline(always)]
+unsafe fn copy<const OFFSET: usize, T: Wire>(from: usize, to: usize) {
+    // SAFETY: the caller's.
+    unsafe { write::<OFFSET, T>(to, read::<OFFSET, T>(from)) }
+}
+
+/// Restores the packet. A CPU delays a load whose bytes come from several stores until they have left its
+/// store buffer. A frame from a NIC is in memory long before. So here, one store has all bytes of each
+/// load from a header. (Only of two loads in a row that overlap, the second one waits.)
 #[inline(always)]
 fn put_back(context: &XdpContext) -> Option<(usize, &'static Template)> {
     let template = TEMPLATE.get(0)?;
     let at = bytes(context, WORDS * 8)?;
-    for (index, word) in template.words.iter().enumerate() {
-        // SAFETY: all words were compared with the end.
-        unsafe { ((at + index * 8) as *mut u64).write_unaligned(*word) };
+    let words = template.words.as_ptr() as usize;
+    // SAFETY: all words were compared with the end.
+    unsafe {
+        copy::<6, u64>(words, at);
+        copy::<0, u64>(words, at);
+        copy::<14, u64>(words, at);
+        copy::<22, u32>(words, at);
+        copy::<26, u64>(words, at);
+        copy::<34, u64>(words, at);
+        copy::<48, u64>(words, at);
+        copy::<42, u64>(words, at);
     }
     Some((at, template))
 }
@@ -298,9 +324,9 @@ fn next_flow(at: usize, template: &Template) -> Option<()> {
     let client_port = FIRST_PORT + (flow & ((1 << PORT_BITS) - 1)) as u16;
     // SAFETY: `put_back` compared these bytes, of a packet without IPv4 options, with the end.
     unsafe {
-        ((at + 26) as *mut u32).write_unaligned(client.to_be());
-        ((at + 34) as *mut u16).write_unaligned(client_port.to_be());
-        ((at + 36) as *mut u16).write_unaligned((template.port as u16 + service as u16).to_be());
+        write::<26, _>(at, client.to_be());
+        write::<34, _>(at, client_port.to_be());
+        write::<36, _>(at, (template.port as u16 + service as u16).to_be());
     }
     Some(())
 }
@@ -312,10 +338,10 @@ fn key(context: &XdpContext) -> Option<FlowKey> {
     // SAFETY: compared with the end above.
     unsafe {
         Some(FlowKey {
-            client: Address::v4(((at + 26) as *const u32).read_unaligned()),
+            client: Address::v4(read::<26, _>(at)),
             vip: 1,
-            client_port: ((at + 34) as *const u16).read_unaligned(),
-            vip_port: ((at + 36) as *const u16).read_unaligned(),
+            client_port: read::<34, _>(at),
+            vip_port: read::<36, _>(at),
             protocol: 6,
             reserved: 0,
         })

@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
 use vipmux_common::abi::{
-    Address, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Interface, Mac as AbiMac, NODE_ATTACHED, NODE_SELF, Node,
-    ServiceKey, ServiceState, ServiceValue, VIP_LEADING, VipValue,
+    Address, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Interface, Mac as AbiMac, NODE_SELF, Node, ServiceKey,
+    ServiceState, ServiceValue, VIP_LEADING, VipValue,
 };
 
 use crate::{
@@ -39,6 +39,8 @@ const ENDPOINTS: u32 = 10;
 const TABLE: u32 = 251;
 const NODES: u32 = 10;
 pub(super) const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
+/// As an agent makes one by default.
+const HANDOVER_MAC: Mac = [0x0e, 0, 0, 0, 0, 1];
 const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
 
 /// Returns a client's segment with these flags to the first Service on an address.
@@ -68,6 +70,7 @@ pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
             unclaimed: vipmux_common::abi::UNCLAIMED_DROP,
             answers_per_second: 0,
             flow_secret: FLOW_SECRET,
+            handover: AbiMac::new(HANDOVER_MAC),
             ..Config::default()
         },
         interfaces: vec![Interface::default(); IFINDEX + 1],
@@ -88,7 +91,7 @@ pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
 /// Node 0 is this one.
 fn node(index: u32) -> Result<Node> {
     let mac = AbiMac::new([2, 0, 0, 0, 0, u8::try_from(index + 1)?]);
-    let flags = if index == 0 { NODE_SELF } else { NODE_ATTACHED };
+    let flags = if index == 0 { NODE_SELF } else { Node::attached(0) };
     let ifindex = u32::try_from(IFINDEX)?;
     Ok(Node { mac, handover: AbiMac::default(), ifindex, mtu: 1500, flags, epoch: 1 + index })
 }
