@@ -512,6 +512,12 @@ pub struct Node {
 }
 
 impl Node {
+    /// Returns [`Self::flags`] of a node that is attached, with a path of this VLAN.
+    #[inline(always)]
+    pub const fn attached(vlan: u32) -> u32 {
+        NODE_ATTACHED | NODE_VLAN | vlan << NODE_VLAN_SHIFT
+    }
+
     /// Returns the VLAN of the path; `None`: not known.
     #[inline(always)]
     pub const fn vlan(&self) -> Option<u32> {

@@ -20,7 +20,7 @@ use vipmux_common::{
 
 use crate::{
     client, count,
-    flow::{self, Found, Kept, Source},
+    flow::{self, Found, Kept, Known, Source},
     forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
@@ -53,7 +53,16 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         return tell(told(KNOWN_OPENING), Verdict::NEW);
     }
     let source = Source { frame, interface, vip: flags };
-    let found = match flow::find(config, &key, position::place(config, &key), &segment, &source, now) {
+    let Some(known) = Known::get(config, &key, position::place(config, &key), flags) else {
+        return tell(told(KNOWN_NEW), Verdict::NEW);
+    };
+    if let Some(node) = known.plain(config, &segment, &source, now)
+        && forward::is_plain(config, interface)
+    {
+        count::service(known.slot(), frame.length, false);
+        return forward::hand_over_plain(config, frame, &packet, interface, node);
+    }
+    let found = match known.found(config, &segment, &source, now) {
         Ok(Some(found)) => found,
         Ok(None) => return tell(told(KNOWN_NEW), Verdict::NEW),
         Err(reason) => {

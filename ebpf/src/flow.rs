@@ -21,7 +21,7 @@ use crate::{
     maps::{BACKEND_NODES, BACKENDS, NODES, SERVICE_STATES, config},
     packet::UDP,
     position::{self, search},
-    segment::{FIN, RST, Segment},
+    segment::{FIN, RST, SYN, Segment},
     service, vip,
     wire::after_load,
 };
@@ -260,52 +260,7 @@ impl Flow {
 /// Returns the state of a record's Service port, if it is still the same one.
 #[inline(always)]
 pub(crate) fn state(flow: &Flow) -> Option<&'static ServiceState> {
-    let state = SERVICE_STATES.get(flow.slot())?;
-    (state.generation == flow.slot_generation()).then_some(state)
-}
-
-/// Returns a record's backend, if it is still the same, and whether it is ready. Either the epoch of its
-/// node confirms that, or the backend's own entry. This then gives `record` the node's epoch, whatever
-/// becomes of the packet. `leaves`: the flow leaves a backend that stops or fails.
-///
-/// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
-/// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
-///
-/// # Safety
-/// `record` is in the table.
-#[inline(always)]
-unsafe fn recorded(
-    record: Option<*mut FlowRecord>,
-    flow: &Flow,
-    vip: vip::Flags,
-    leaves: bool,
-) -> Option<(Target, bool)> {
-    let (index, generation, node) = (flow.backend(), flow.backend_generation(), flow.node());
-    let remote = vip.path(node)?;
-    // SAFETY: a map value.
-    let epoch = unsafe { ptr::read_volatile(&raw const remote.epoch) };
-    if epoch != 0 && epoch == flow.epoch() {
-        return Some((Target { index, generation, node, local: None, remote: Some(remote) }, true));
-    }
-    let backend = BACKENDS.get(after_load(index, epoch))?;
-    // SAFETY: a map value.
-    let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
-    if !backend.is_of(generation) || flags & BACKEND_GONE != 0 {
-        return None;
-    }
-    let (is_local, ready) = (flags & BACKEND_LOCAL != 0, flags & BACKEND_READY != 0);
-    if leaves && !ready && flags & (BACKEND_STOPPING | BACKEND_FAILING) != 0 {
-        return None;
-    }
-    if let Some(record) = record
-        && ready
-        && !is_local
-        && epoch != 0
-    {
-        // SAFETY: the caller's.
-        unsafe { ptr::write_volatile(&raw mut (*record).epoch, epoch) };
-    }
-    Some((Target { index, generation, node, local: is_local.then_some(backend), remote: Some(remote) }, ready))
+    SERVICE_STATES.get(flow.slot()).filter(|state| state.generation == flow.slot_generation())
 }
 
 /// Returns whether a record is of no use to its flow: its Service port or its backend is gone.
@@ -384,8 +339,159 @@ impl Source<'_> {
     }
 }
 
-/// Returns the destination of a live record, and refreshes the record. `None`: there is none, or it
-/// may be replaced.
+/// A flow's record, with the Service port and the node that it names.
+pub(crate) struct Known {
+    record: *mut FlowRecord,
+    flow: Flow,
+    /// Of the Service port that has the slot now.
+    state: &'static ServiceState,
+    node: &'static Node,
+    /// [`Node::flags`] in the lower half, [`Node::epoch`] in the upper half.
+    flags_epoch: u64,
+}
+
+impl Known {
+    /// Returns a flow's record, if it is whole.
+    #[inline(always)]
+    pub(crate) fn get(config: &Config, key: &FlowKey, place: Place, vip: vip::Flags) -> Option<Self> {
+        let record = search(config, key, place)?;
+        // SAFETY: in the table.
+        let flow = unsafe { Flow::whole(record, place) }?;
+        let state = SERVICE_STATES.get(flow.slot())?;
+        let node = vip.path(flow.node())?;
+        // SAFETY: a map value. The two fields are one aligned word.
+        let flags_epoch = unsafe { ptr::read_volatile((&raw const node.flags).cast()) };
+        Some(Self { record, flow, state, node, flags_epoch })
+    }
+
+    /// [`FlowRecord::slot`].
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> u32 {
+        self.flow.slot()
+    }
+
+    #[inline(always)]
+    fn epoch(&self) -> u32 {
+        (self.flags_epoch >> 32) as u32
+    }
+
+    /// Returns the node that the packet goes to, if the record remains as it is, and nothing but the
+    /// MACs and the TTL changes in the frame. Nearly all packets are like that, so few comparisons
+    /// find it out. They have the same result as those of [`Self::found`] and [`service::node`].
+    #[inline(always)]
+    pub(crate) fn plain(&self, config: &Config, segment: &Segment, source: &Source, now: u64) -> Option<&'static Node> {
+        const UNSTABLE: u32 = FLOW_NEW | FLOW_HALF_OPEN | FLOW_RESET;
+        let Self { flow, state, node, .. } = self;
+        // SAFETY: a map value. The two fields are one aligned word.
+        let generation_flags: u64 = unsafe { ptr::read_volatile((&raw const state.generation).cast()) };
+        let is_plain = generation_flags == u64::from(flow.slot_generation())
+            && state.ranges == 0
+            && flow.epoch() != 0
+            && self.flags_epoch == u64::from(flow.epoch()) << 32 | u64::from(Node::attached(source.frame.vlan))
+            && segment.flags & (SYN | FIN | RST) == 0
+            && flow.flags() & UNSTABLE == 0
+            && flow.is_fresh(config, now as u32)
+            && !source.vip.is_handed_over()
+            && node.mac.word() != source.frame.source.word();
+        is_plain.then_some(node)
+    }
+
+    /// Returns the record's backend, if it is still the same, and whether it is ready. Either the epoch
+    /// of its node confirms that, or the backend's own entry. This then gives the record the node's epoch,
+    /// whatever becomes of the packet, if it `renews` the record. `leaves`: the flow leaves a backend
+    /// that stops or fails.
+    ///
+    /// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
+    /// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
+    #[inline(always)]
+    fn target(&self, leaves: bool, renews: bool) -> Option<(Target, bool)> {
+        let (flow, epoch) = (&self.flow, self.epoch());
+        let (index, generation, node, remote) =
+            (flow.backend(), flow.backend_generation(), flow.node(), Some(self.node));
+        if epoch != 0 && epoch == flow.epoch() {
+            return Some((Target { index, generation, node, local: None, remote }, true));
+        }
+        let backend = BACKENDS.get(after_load(index, epoch))?;
+        // SAFETY: a map value.
+        let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
+        if !backend.is_of(generation) || flags & BACKEND_GONE != 0 {
+            return None;
+        }
+        let (is_local, ready) = (flags & BACKEND_LOCAL != 0, flags & BACKEND_READY != 0);
+        if leaves && !ready && flags & (BACKEND_STOPPING | BACKEND_FAILING) != 0 {
+            return None;
+        }
+        if renews && ready && !is_local && epoch != 0 {
+            // SAFETY: in the table.
+            unsafe { ptr::write_volatile(&raw mut (*self.record).epoch, epoch) };
+        }
+        Some((Target { index, generation, node, local: is_local.then_some(backend), remote }, ready))
+    }
+
+    /// Returns the destination of a live record, and refreshes the record. `None`: it is not live, or may
+    /// be replaced.
+    #[inline(always)]
+    pub(crate) fn found(
+        &self,
+        config: &Config,
+        segment: &Segment,
+        source: &Source,
+        now: u64,
+    ) -> Result<Option<Found>, DropReason> {
+        let &Self { record, ref flow, state, .. } = self;
+        if !self.has_service() {
+            return Ok(None);
+        }
+        // Datagrams need not go to one backend until a flow ends.
+        let leaves = segment.protocol == UDP;
+        let Some((target, ready)) = self.target(leaves, true) else { return Ok(None) };
+        let (now, flags) = (now as u32, flow.flags());
+        let is_fresh = flow.is_fresh(config, now);
+        if !is_fresh && is_idle(config, segment.protocol, state.idle, flow.age(now)) {
+            return Ok(None);
+        }
+        let syn = segment.is_syn();
+        if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
+            return Ok(None);
+        }
+        let after =
+            if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };
+        let mut kept = Kept::Record;
+        if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
+            // What was sent before the client turned to the backend itself changes nothing.
+            let is_late = !syn && flags & FLOW_DIRECT != 0 && is_late(config, flow.age(now));
+            let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
+            if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
+                const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
+                kept = if syn && flags & ESTABLISHED == FLOW_REPLIES { Kept::Renewed } else { Kept::Partly };
+            } else if !is_late {
+                refresh(record, flow, after, now, is_fresh);
+            }
+        } else {
+            if !source.is_fit(&target, segment, flags)? {
+                return Ok(None);
+            }
+            refresh(record, flow, after, now, is_fresh);
+        }
+        Ok(Some(Found {
+            target,
+            slot: flow.slot(),
+            slot_generation: flow.slot_generation(),
+            flags: state.flags,
+            ranges: state.ranges,
+            kept,
+        }))
+    }
+
+    /// Returns whether the record's Service port is still the same one, and not gone.
+    #[inline(always)]
+    fn has_service(&self) -> bool {
+        self.state.generation == self.flow.slot_generation() && self.state.flags & SERVICE_GONE == 0
+    }
+}
+
+/// Returns the destination of a flow's live record, and refreshes the record. `None`: there is none, or
+/// it may be replaced.
 #[inline(always)]
 pub(crate) fn find(
     config: &Config,
@@ -395,52 +501,7 @@ pub(crate) fn find(
     source: &Source,
     now: u64,
 ) -> Result<Option<Found>, DropReason> {
-    let Some(record) = search(config, key, place) else { return Ok(None) };
-    // SAFETY: in the table.
-    let Some(flow) = (unsafe { Flow::whole(record, place) }) else { return Ok(None) };
-    let Some(state) = state(&flow) else { return Ok(None) };
-    if state.flags & SERVICE_GONE != 0 {
-        return Ok(None);
-    }
-    // Datagrams need not go to one backend until a flow ends.
-    let leaves = segment.protocol == UDP;
-    // SAFETY: in the table.
-    let Some((target, ready)) = (unsafe { recorded(Some(record), &flow, source.vip, leaves) }) else { return Ok(None) };
-    let (now, flags) = (now as u32, flow.flags());
-    let is_fresh = flow.is_fresh(config, now);
-    if !is_fresh && is_idle(config, segment.protocol, state.idle, flow.age(now)) {
-        return Ok(None);
-    }
-    let syn = segment.is_syn();
-    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
-        return Ok(None);
-    }
-    let after = if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };
-    let mut kept = Kept::Record;
-    if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
-        // What was sent before the client turned to the backend itself changes nothing.
-        let is_late = !syn && flags & FLOW_DIRECT != 0 && is_late(config, flow.age(now));
-        let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
-        if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
-            const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
-            kept = if syn && flags & ESTABLISHED == FLOW_REPLIES { Kept::Renewed } else { Kept::Partly };
-        } else if !is_late {
-            refresh(record, &flow, after, now, is_fresh);
-        }
-    } else {
-        if !source.is_fit(&target, segment, flags)? {
-            return Ok(None);
-        }
-        refresh(record, &flow, after, now, is_fresh);
-    }
-    Ok(Some(Found {
-        target,
-        slot: flow.slot(),
-        slot_generation: flow.slot_generation(),
-        flags: state.flags,
-        ranges: state.ranges,
-        kept,
-    }))
+    Known::get(config, key, place, source.vip).map_or(Ok(None), |known| known.found(config, segment, source, now))
 }
 
 /// Updates a record after a packet: at a change of its flags, or once a second. The time does not
@@ -467,13 +528,9 @@ pub(crate) fn refresh(record: *mut FlowRecord, flow: &Flow, flags: u32, now: u32
 #[inline(always)]
 pub(crate) fn look(key: &FlowKey, vip: vip::Flags) -> Option<(Target, u32)> {
     let config = config();
-    let place = position::place(config, key);
-    // SAFETY: in the table.
-    let flow = unsafe { Flow::whole(search(config, key, place)?, place) }?;
-    let state = state(&flow)?;
-    // SAFETY: no record.
-    let (target, _) = unsafe { recorded(None, &flow, vip, false) }?;
-    (state.flags & SERVICE_GONE == 0).then_some((target, state.flags))
+    let known = Known::get(config, key, position::place(config, key), vip)?;
+    let (target, _) = known.target(false, false)?;
+    known.has_service().then_some((target, known.state.flags))
 }
 
 /// Returns a flow's flags after a segment with these TCP flags from the side whose FIN is `fin`.

@@ -5,7 +5,8 @@ use aya_ebpf::{
     helpers::bpf_redirect,
 };
 use vipmux_common::abi::{
-    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, Interface, KNOWN_TOO_BIG, Mac, Node, Scratch, Stat,
+    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_TOO_BIG, Mac, Node,
+    Scratch, Stat,
 };
 
 use crate::{
@@ -28,6 +29,37 @@ pub(crate) fn hand_over<const V6: bool>(
     interface: &Interface,
     node: &Node,
 ) -> Outcome {
+    send(frame, packet, interface, node, source(config, interface, node), node.other_vlan(frame.vlan))
+}
+
+/// Returns whether frames of this interface leave as they are but for the TTL and the MACs, with this
+/// node's hand-over MAC. Others may have partial checksums, or keep the interface's own MAC.
+#[inline(always)]
+pub(crate) fn is_plain(config: &Config, interface: &Interface) -> bool {
+    interface.flags & (INTERFACE_PARTIAL | INTERFACE_OWN_MAC) == 0 && config.handover.word() != 0
+}
+
+/// As [`hand_over`], if [`is_plain`], and if the path is known to have the frame's VLAN.
+#[inline(always)]
+pub(crate) fn hand_over_plain<const V6: bool>(
+    config: &Config,
+    frame: &Frame,
+    packet: &Packet<V6>,
+    interface: &Interface,
+    node: &Node,
+) -> Outcome {
+    send(frame, packet, interface, node, config.handover, None)
+}
+
+#[inline(always)]
+fn send<const V6: bool>(
+    frame: &Frame,
+    packet: &Packet<V6>,
+    interface: &Interface,
+    node: &Node,
+    source: Mac,
+    other_vlan: Option<u32>,
+) -> Outcome {
     if frame.available() > node.mtu as usize && node.mtu != 0 && !is_aggregate(frame, interface) {
         return too_big(node.mtu);
     }
@@ -36,8 +68,7 @@ pub(crate) fn hand_over<const V6: bool>(
         return Err(DropReason::TtlExceeded.into());
     }
     packet.decrement_hops(hops);
-    let source = source(config, interface, node);
-    match node.other_vlan(frame.vlan) {
+    match other_vlan {
         None => frame.write_macs(node.mac, source),
         Some(vlan) => frame.retag(node.mac, source, vlan).ok_or(DropReason::NodeUnreachable)?,
     }

@@ -79,7 +79,8 @@ pub(crate) struct Frame {
 
 /// What [`Frame::parse_untagged`] finds.
 pub(crate) enum Untagged {
-    Ip(Frame),
+    Ipv4(Frame),
+    Ipv6(Frame),
     /// Another protocol, or a tag.
     Other,
     /// Too short for anything relevant.
@@ -100,11 +101,8 @@ impl Frame {
             let (destination, source): (u64, u64) = (read::<0, _>(start), read::<6, _>(start));
             (Mac::of_word(destination), Mac::of_word(source), read::<12, u16>(start), read::<16, u16>(start))
         };
-        if !matches!(ethertype, ETHERTYPE_IPV4 | ETHERTYPE_IPV6) {
-            return Untagged::Other;
-        }
-        let length = frame_length(context, fragmented, end - start, ethertype, packet);
-        Untagged::Ip(Self {
+        // Each kind apart, so that its Ethertype is not compared again.
+        let frame = |ethertype| Self {
             context,
             start,
             end,
@@ -116,9 +114,14 @@ impl Frame {
             tag: 0,
             destination,
             source,
-            length,
+            length: frame_length(context, fragmented, end - start, ethertype, packet),
             fragmented,
-        })
+        };
+        match ethertype {
+            ETHERTYPE_IPV4 => Untagged::Ipv4(frame(ETHERTYPE_IPV4)),
+            ETHERTYPE_IPV6 => Untagged::Ipv6(frame(ETHERTYPE_IPV6)),
+            _ => Untagged::Other,
+        }
     }
 
     /// Parses a frame with a tag or without. `None` where it is too short.

@@ -135,7 +135,8 @@ pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
 #[inline(always)]
 fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     match Frame::parse_untagged(context.ctx, FRAGMENTED) {
-        Untagged::Ip(frame) => handle::<FRAGMENTED>(context, frame),
+        Untagged::Ipv4(frame) => handle::<FRAGMENTED>(context, frame),
+        Untagged::Ipv6(frame) => handle::<FRAGMENTED>(context, frame),
         Untagged::Other => call::<FRAGMENTED>(context, CALL_OTHER),
         Untagged::Short => XDP_PASS,
     }

@@ -320,7 +320,8 @@ extern "C" fn flow_survey(set: Position) -> u64 {
         found += 1 << Survey::USED;
         const PROTOCOL: u64 = 0xff << 16;
         let state = word(6);
-        let is_client = word(2) == new[2] && word(3) == new[3] && (state ^ new[6]) & PROTOCOL == 0;
+        // What differs most comes first.
+        let is_client = word(3) == new[3] && word(2) == new[2] && (state ^ new[6]) & PROTOCOL == 0;
         if is_client && ports == new[1] {
             found |= Survey::HAS_FLOW | u64::from(way);
             continue;

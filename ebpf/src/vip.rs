@@ -8,6 +8,7 @@ use vipmux_common::{
 };
 
 use crate::{
+    client,
     frame::Frame,
     maps::{NODES, VIP_INDEX, VIPS},
     packet::Packet,
@@ -54,20 +55,20 @@ pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &
     if V6 && address.is_v4() {
         return None;
     }
-    let slot = VIP_INDEX.get(hash::vip(address))?;
-    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
-    // alone without the flag, so that what is not here yet is looked up.
-    let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
-    let (id, flags, interfaces, vlan) = if known == *address && id != 0 {
-        (id, flags, interfaces, vlan)
-    } else if flags & VIP_CROWDED == 0 {
-        return None;
-    } else {
-        // A copy, so that the packet's own need not be in memory.
-        let address = *address;
-        // SAFETY: a map value, which stays in place for the whole run.
-        let vip = unsafe { &*VIPS.get_ptr(address)? };
-        (vip.id, vip.flags, vip.interfaces, vip.vlan)
+    let (id, flags, interfaces, vlan) = match indexed(address) {
+        Indexed::Here(slot, id) => {
+            // SAFETY: as in `indexed`.
+            let field = |field: *const u32| unsafe { ptr::read_volatile(field) };
+            (id, field(&slot.flags), field(&slot.interfaces), field(&slot.vlan))
+        }
+        Indexed::Elsewhere => {
+            // A copy, so that the packet's own need not be in memory.
+            let address = *address;
+            // SAFETY: a map value, which stays in place for the whole run.
+            let vip = unsafe { &*VIPS.get_ptr(address)? };
+            (vip.id, vip.flags, vip.interfaces, vip.vlan)
+        }
+        Indexed::Nowhere => return None,
     };
     let handed_over = if peer::has_handed_over(frame) {
         true
@@ -82,9 +83,43 @@ pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &
 /// Returns whether the address is a VIP, wherever it is announced.
 #[inline(always)]
 pub(crate) fn is_vip(address: &Address) -> bool {
-    let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return false };
-    // SAFETY: as in `of`.
-    let VipSlot { address: known, id, flags, .. } = unsafe { ptr::read_volatile(slot) };
-    // A copy, as above.
-    known == *address && id != 0 || flags & VIP_CROWDED != 0 && VIPS.get_ptr(*address).is_some()
+    match indexed(address) {
+        Indexed::Here(..) => true,
+        // A copy, as above.
+        Indexed::Elsewhere => VIPS.get_ptr(*address).is_some(),
+        Indexed::Nowhere => false,
+    }
+}
+
+/// What `VIP_INDEX` says about an address.
+enum Indexed {
+    /// The VIP of this id.
+    Here(&'static VipSlot, u32),
+    /// If it is a VIP, `VIPS` has it.
+    Elsewhere,
+    /// It is no VIP.
+    Nowhere,
+}
+
+#[inline(always)]
+fn indexed(address: &Address) -> Indexed {
+    let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return Indexed::Nowhere };
+    let (high, _) = client::halves(address);
+    let known = &raw const slot.address;
+    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
+    // alone without the flag, so that what is not here yet is looked up. What differs most is compared
+    // first.
+    unsafe {
+        if ptr::read_volatile(&raw const (*known).w3) == address.w3
+            && ptr::read_volatile(&raw const (*known).w2) == address.w2
+            && ptr::read_volatile(known.cast::<u64>()) == high
+        {
+            let id = ptr::read_volatile(&raw const slot.id);
+            if id != 0 {
+                return Indexed::Here(slot, id);
+            }
+        }
+        let is_crowded = ptr::read_volatile(&raw const slot.flags) & VIP_CROWDED != 0;
+        if is_crowded { Indexed::Elsewhere } else { Indexed::Nowhere }
+    }
 }

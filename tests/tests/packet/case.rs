@@ -2,6 +2,7 @@
 
 use vipmux_common::abi::{Count, DropReason, FLOW_HALF_OPEN, FLOW_NEW, Fence, Stat};
 use vipmux_datapath::bpf::xdp::Buffers;
+use vipmux_tests::frames::ETHERTYPE_VLAN;
 use vipmux_tests::program::{Counters, Hook, Outcome, Program, State};
 
 use crate::{
@@ -35,6 +36,17 @@ pub(crate) enum Counter {
     Service(u32),
     /// In `SERVICE_STATS`, of this slot, which also counts a new flow.
     NewFlow(u32),
+}
+
+/// What the programs know beside the case. The result is the same: this only decides how many
+/// comparisons they need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Circumstances {
+    /// The VLANs of paths are not known, and nothing is recent.
+    Usual,
+    /// The VLANs of paths are known, and all flows had a packet within the last second: their packets are
+    /// plain.
+    Plain,
 }
 
 /// A test case.
@@ -152,10 +164,23 @@ impl Case {
         self.counters.contains(&Counter::Stat(stat))
     }
 
-    fn state(&self, change: &[fn(&mut State)]) -> State {
+    /// A frame without a tag keeps having none on a path without one.
+    fn circumstances(&self) -> &'static [Circumstances] {
+        const ALL: &[Circumstances] = &[Circumstances::Usual, Circumstances::Plain];
+        let is_tagged = self.frame.get(12..14) == Some(&ETHERTYPE_VLAN.to_be_bytes());
+        if self.hook == Hook::Egress || is_tagged { &ALL[..1] } else { ALL }
+    }
+
+    fn state(&self, circumstances: Circumstances, change: &[fn(&mut State)]) -> State {
         let mut state = fixture::state();
+        if circumstances == Circumstances::Plain {
+            fixture::know_vlans(&mut state);
+        }
         for change in change {
             change(&mut state);
+        }
+        if circumstances == Circumstances::Plain {
+            fixture::freshen(&mut state);
         }
         match self.family {
             Family::V4 => state,
@@ -163,13 +188,13 @@ impl Case {
         }
     }
 
-    fn check(&self, program: &mut Program) -> anyhow::Result<Result<(), String>> {
-        let state = self.state(&[self.given]);
+    fn check(&self, program: &mut Program, circumstances: Circumstances) -> anyhow::Result<Result<(), String>> {
+        let state = self.state(circumstances, &[self.given]);
         program.install(&state)?;
         let before = program.counters()?;
         let outcome = program.run(self.hook, &self.frame)?;
         let counted = program.counters()?.since(&before);
-        let mut wanted = self.state(&[self.given, self.then]);
+        let mut wanted = self.state(circumstances, &[self.given, self.then]);
         // The deadline is of one time, and the programs' answers are not read.
         wanted.fence = Fence { kept_until: 0, abandoned_until: 0, ..state.fence };
         Ok(self.compare(&outcome, &counted, &settled(program.state()?), &settled(wanted)))
@@ -310,9 +335,11 @@ fn failures(cases: &[Case], buffers: Buffers) -> Vec<String> {
     cases
         .iter()
         .filter(|case| !case.jumbo || buffers == Buffers::Several)
-        .filter_map(|case| {
-            let result = case.check(&mut program).unwrap_or_else(|error| Err(format!("{error:#}")));
-            result.err().map(|why| format!("{} ({:?}, {buffers:?}):\n    {why}", case.name, case.family))
+        .flat_map(|case| case.circumstances().iter().map(move |it| (case, *it)))
+        .filter_map(|(case, circumstances)| {
+            let result = case.check(&mut program, circumstances).unwrap_or_else(|error| Err(format!("{error:#}")));
+            let of = format!("{:?}, {buffers:?}, {circumstances:?}", case.family);
+            result.err().map(|why| format!("{} ({of}):\n    {why}", case.name))
         })
         .collect()
 }

@@ -351,6 +351,21 @@ pub(crate) fn on_segment(state: &mut State, vip: Ipv4Addr) {
     vip_of(state, vip).flags |= SEGMENT << abi::VIP_SEGMENT_SHIFT;
 }
 
+/// Makes the VLANs of all paths known.
+pub(crate) fn know_vlans(state: &mut State) {
+    for node in state.nodes.iter_mut().chain(state.paths.values_mut()) {
+        node.flags |= abi::NODE_VLAN;
+    }
+}
+
+/// Gives all live flows that were idle for [`WHILE`] a packet just now.
+pub(crate) fn freshen(state: &mut State) {
+    let then = NOW_LOW - u32::try_from(WHILE).unwrap();
+    for flow in state.flows.values_mut().filter(|flow| flow.seen == then) {
+        flow.seen = NOW_LOW;
+    }
+}
+
 fn nodes() -> Vec<abi::Node> {
     let node = |mac, ifindex, flags, epoch| {
         let mac = abi::Mac::new(mac);

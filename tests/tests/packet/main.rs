@@ -26,6 +26,7 @@ mod ipv6;
 mod limits;
 mod ndp;
 mod partial;
+mod plain;
 mod property;
 mod records;
 mod reject;
@@ -84,6 +85,7 @@ tables! {
     icmp_errors_follow_the_flow: icmp,
     what_goes_nowhere_is_answered: reject,
     flows_keep_their_backend_or_choose_anew: flows,
+    plain_packets_change_no_record_and_special_ones_do: plain,
     handed_over_frames_end_here: handover,
     nodes_are_reached_on_the_segment_of_the_vip: segments,
     replies_come_from_the_vip: replies,
@@ -92,6 +94,11 @@ tables! {
 #[test]
 fn records_make_room_in_the_order_of_their_worth() {
     as_root(records::evicted_in_order);
+}
+
+#[test]
+fn a_second_packet_proves_a_flow() {
+    as_root(plain::second_packets_prove_flows);
 }
 
 #[test]

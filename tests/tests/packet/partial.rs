@@ -9,7 +9,7 @@ use vipmux_tests::{
 
 use crate::{
     case::{Case, Verdict, with_twins},
-    demux::{ISN, handed, new_flow, question_to_dns, syn_to_http, to},
+    demux::{ISN, handed, known_flow, new_flow, question_to_dns, syn_to_http, to},
     family::{
         self,
         Family::{self, V4, V6},
@@ -19,6 +19,7 @@ use crate::{
         Service, UDP, VIP, from_client,
     },
     fragments::{cut, recorded},
+    plain,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -152,7 +153,14 @@ fn completed() -> Vec<Case> {
     let jumbos = jumbos.map(|(name, length)| remote(name, HTTPS, &segment(HTTPS, length)).jumbo());
     let zero =
         remote("a datagram that is completed to zero is sent as all ones", SYSLOG, &summing_to_zero()).in_this_family();
-    segments.into_iter().chain(datagrams).chain(jumbos).chain([padded, zero]).collect()
+    let known = remote("a partial datagram of a known flow is completed", SYSLOG, &segment(SYSLOG, 23))
+        .given(|state| {
+            veth(state);
+            plain::established(state, SYSLOG);
+        })
+        .becomes(Verdict::Transmitted(handed(&segment(SYSLOG, 23), PEER_MAC)), &known_flow(SYSLOG, Stat::HandedOver))
+        .then(|_| {});
+    segments.into_iter().chain(datagrams).chain(jumbos).chain([padded, zero, known]).collect()
 }
 
 /// A datagram to [`SYSLOG`] whose checksum becomes zero: its data balances the sum.
