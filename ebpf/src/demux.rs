@@ -56,11 +56,18 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Some(known) = Known::get(config, &key, position::place(config, &key), flags) else {
         return tell(told(KNOWN_NEW), Verdict::NEW);
     };
-    if let Some(node) = known.plain(config, &segment, &source, now)
+    if let Some(node) = known.plain_node(config, &segment, &source, now)
         && forward::is_plain(config, interface)
     {
         count::service(known.slot(), frame.length, false);
         return forward::hand_over_plain(config, frame, &packet, interface, node);
+    }
+    if let Some(backend) = known.plain_backend(config, &segment, now) {
+        if handed_over {
+            count::stat(Stat::FromPeer, frame.length);
+        }
+        count::service(known.slot(), frame.length, false);
+        return nat::deliver(frame, interface, &packet, &transport, &segment, backend);
     }
     let found = match known.found(config, &segment, &source, now) {
         Ok(Some(found)) => found,

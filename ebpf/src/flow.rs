@@ -375,25 +375,57 @@ impl Known {
         (self.flags_epoch >> 32) as u32
     }
 
-    /// Returns the node that the packet goes to, if the record remains as it is, and nothing but the
-    /// MACs and the TTL changes in the frame. Nearly all packets are like that, so few comparisons
-    /// find it out. They have the same result as those of [`Self::found`] and [`service::node`].
+    /// Returns whether the packet leaves the record as it is, and its Service port admits all clients and
+    /// has its packets translated.
     #[inline(always)]
-    pub(crate) fn plain(&self, config: &Config, segment: &Segment, source: &Source, now: u64) -> Option<&'static Node> {
+    fn is_steady(&self, config: &Config, segment: &Segment, now: u64) -> bool {
         const UNSTABLE: u32 = FLOW_NEW | FLOW_HALF_OPEN | FLOW_RESET;
-        let Self { flow, state, node, .. } = self;
+        let Self { flow, state, .. } = self;
         // SAFETY: a map value. The two fields are one aligned word.
         let generation_flags: u64 = unsafe { ptr::read_volatile((&raw const state.generation).cast()) };
-        let is_plain = generation_flags == u64::from(flow.slot_generation())
+        generation_flags == u64::from(flow.slot_generation())
             && state.ranges == 0
-            && flow.epoch() != 0
-            && self.flags_epoch == u64::from(flow.epoch()) << 32 | u64::from(Node::attached(source.frame.vlan))
             && segment.flags & (SYN | FIN | RST) == 0
             && flow.flags() & UNSTABLE == 0
             && flow.is_fresh(config, now as u32)
+    }
+
+    /// Returns the node that a plain packet goes to: the record remains as it is, and so does the frame but
+    /// for its MACs and its TTL. Nearly all packets are like that, so few comparisons find it out. They
+    /// have the same result as those of [`Self::found`] and [`service::node`].
+    #[inline(always)]
+    pub(crate) fn plain_node(
+        &self,
+        config: &Config,
+        segment: &Segment,
+        source: &Source,
+        now: u64,
+    ) -> Option<&'static Node> {
+        let Self { flow, node, .. } = self;
+        let vouched = u64::from(flow.epoch()) << 32 | u64::from(Node::attached(source.frame.vlan));
+        let is_plain = flow.epoch() != 0
+            && self.flags_epoch == vouched
+            && self.is_steady(config, segment, now)
             && !source.vip.is_handed_over()
             && node.mac.word() != source.frame.source.word();
         is_plain.then_some(node)
+    }
+
+    /// Returns the backend on this node that a plain packet goes to. Local flows have no epoch. (If the
+    /// client has just turned to the backend itself, its packet changes nothing: it is late.)
+    #[inline(always)]
+    pub(crate) fn plain_backend(&self, config: &Config, segment: &Segment, now: u64) -> Option<&'static Backend> {
+        let flow = &self.flow;
+        if flow.epoch() != 0 || flow.flags() & FLOW_REPLIES == 0 {
+            return None;
+        }
+        let backend = BACKENDS.get(after_load(flow.backend(), self.epoch()))?;
+        // SAFETY: a map value.
+        let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
+        let is_plain = backend.is_of(flow.backend_generation())
+            && flags == BACKEND_LOCAL | BACKEND_READY
+            && self.is_steady(config, segment, now);
+        is_plain.then_some(backend)
     }
 
     /// Returns the record's backend, if it is still the same, and whether it is ready. Either the epoch

@@ -1,9 +1,9 @@
-//! Cases of plain packets: of an established flow to another node, in a frame whose VLAN the path has. In
-//! all other cases here, one circumstance makes such a packet special.
+//! Cases of plain packets: of an established flow to this node, or to another one in a frame whose VLAN the
+//! path has. In all other cases here, one circumstance makes such a packet special.
 
 use vipmux_common::abi::{
-    FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, INTERFACE_OWN_MAC, Mac, NODE_ATTACHED, NODE_VLAN_SHIFT,
-    SERVICE_GONE, Stat,
+    BACKEND_READY, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_RESET, INTERFACE_OWN_MAC,
+    Mac, NODE_ATTACHED, NODE_VLAN_SHIFT, SERVICE_GONE, Stat,
 };
 use vipmux_tests::{
     frames::{ACK, Ethernet, FIN, Ipv4, RST},
@@ -11,17 +11,17 @@ use vipmux_tests::{
 };
 
 use crate::{
-    case::{Case, Verdict},
-    demux::{datagram, handed, known_flow, new_flow, segment},
+    case::{Case, Counter, Verdict},
+    demux::{ISN, datagram, handed, known_flow, new_flow, segment, to},
     fixture::{
-        self, FAR, FAR_MAC, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC, SPREAD, SYSLOG, Service, TAGGED_HTTP, VLAN,
-        from_client, know_vlans,
+        self, FAR, FAR_MAC, HTTP, LOCAL, LOCAL_TOO, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC, SPREAD, SYSLOG, Service,
+        TAGGED_HTTP, VLAN, from_client, from_peer, know_vlans,
     },
     flows::with_flags,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [unchanged(), of_records(), elsewhere(), sent_differently()].into_iter().flatten().collect()
+    [unchanged(), of_records(), elsewhere(), sent_differently(), local()].into_iter().flatten().collect()
 }
 
 /// Records an established flow to a node on the frames' VLAN, whose epoch vouches for it.
@@ -128,6 +128,43 @@ fn sent_differently() -> Vec<Case> {
         sent_as("a plain segment of a node without a hand-over MAC", &packet, own.ipv4(&forwarded)).given(|state| {
             to_spread(state);
             state.config.handover = Mac::default();
+        }),
+    ]
+}
+
+/// Records an established flow to a backend on this node that [`HTTP`]'s table does not have.
+fn to_local(state: &mut State) {
+    HTTP.remember(state, LOCAL_TOO, 0, ISN, FLOW_ISN);
+}
+
+/// To a backend on this node, or the record's backend is of no use.
+fn local() -> Vec<Case> {
+    let packet = segment(HTTP);
+    let stays = |name, from: fn() -> Ethernet, count: &[Counter]| {
+        Case::ingress(name, from().ipv4(&packet))
+            .given(to_local)
+            .becomes(Verdict::Passed(from().ipv4(&to(&packet, LOCAL_TOO))), count)
+    };
+    let moves = |name| {
+        Case::ingress(name, from_client().ipv4(&packet))
+            .becomes(Verdict::Passed(from_client().ipv4(&to(&packet, LOCAL))), &new_flow(HTTP, Stat::Local))
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN.wrapping_add(1), 0))
+    };
+    let known = known_flow(HTTP, Stat::Local);
+    let handed = [&known[..], &[Counter::Stat(Stat::FromPeer)]].concat();
+    vec![
+        stays("a plain segment to a local backend", from_client, &known),
+        stays("a plain segment that was handed over", from_peer, &handed),
+        stays("a plain segment just after the client turned to the backend itself", from_client, &known)
+            .given(|state| HTTP.remember(state, LOCAL_TOO, 0, ISN, FLOW_ISN | FLOW_DIRECT)),
+        moves("the index of a plain segment's backend has another one").given(|state| {
+            to_local(state);
+            LOCAL_TOO.of(state).generation += 1;
+        }),
+        moves("the backend of a plain segment is on another node now").given(|state| {
+            to_local(state);
+            let backend = LOCAL_TOO.of(state);
+            (backend.node, backend.flags) = (REMOTE.node, BACKEND_READY);
         }),
     ]
 }
