@@ -419,7 +419,7 @@ impl Known {
         if flow.epoch() != 0 || flow.flags() & FLOW_REPLIES == 0 {
             return None;
         }
-        let backend = BACKENDS.get(after_load(flow.backend(), self.epoch()))?;
+        let backend = BACKENDS.get(flow.backend())?;
         // SAFETY: a map value.
         let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
         let is_plain = backend.is_of(flow.backend_generation())
