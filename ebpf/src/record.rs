@@ -57,13 +57,18 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
     let Some(workspace) = Workspace::get() else { return Kept::NoRoom };
     workspace.place = place;
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
-    // A forged SYN must not lower the rank of a record.
-    let is_half_open = segment.is_syn() && found.kept != Kept::Renewed;
-    let mut flags = if segment.is_syn() { 0 } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
-    flags |= if is_half_open { FLOW_HALF_OPEN | FLOW_NEW } else { 0 };
+    let is_syn = segment.is_syn();
+    let mut flags = if !is_syn {
+        after(0, segment.flags, FLOW_CLIENT_FIN)
+    } else if found.kept == Kept::Renewed {
+        // A forged SYN must not lower the rank of a record.
+        0
+    } else {
+        FLOW_HALF_OPEN | FLOW_NEW
+    };
     flags |= if is_new { FLOW_NEW } else { 0 };
     if replies {
-        flags |= if segment.is_syn() { FLOW_REPLIES | FLOW_ISN } else { FLOW_REPLIES };
+        flags |= if is_syn { FLOW_REPLIES | FLOW_ISN } else { FLOW_REPLIES };
     }
     let Words { ports, high, low, protocol } = Words::of(key);
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;

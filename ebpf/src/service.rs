@@ -65,7 +65,7 @@ pub(crate) fn pick(
 ) -> Result<(Target, bool), DropReason> {
     let hash = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
     if service.affinity == 0 || attempt != 0 {
-        return Ok((choose(service, hash::after(hash, attempt), source)?, false));
+        return Ok((choose_first(service, hash::after(hash, attempt), source)?, false));
     }
     if let Some(target) = client::remembered(&key.client, service, source.vip)
         && is_fit(&target, source)
@@ -73,6 +73,20 @@ pub(crate) fn pick(
         return Ok((target, false));
     }
     Ok((choose(service, hash, source)?, true))
+}
+
+/// As [`choose`], which costs a call, after a look at the first slot. Nearly always, that one's backend is
+/// fit.
+#[inline(always)]
+fn choose_first(service: &ServiceValue, hash: u32, source: &Source) -> Result<Target, DropReason> {
+    let newest = newest_generation();
+    if service.table_length != 0
+        && let Some(first) = at(service.table, service.table_length, hash, newest, source.vip)
+        && is_fit(&first, source)
+    {
+        return Ok(first);
+    }
+    choose(service, hash, source)
 }
 
 /// Returns the table's backend for a new flow, or the next usable one.
@@ -135,11 +149,11 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
     if length == 0 {
         return NO_BACKEND;
     }
-    let Some(first) = at(table, length, hash, vip) else { return NO_BACKEND };
+    let Some(first) = at(table, length, hash, ANY_GENERATION, vip) else { return NO_BACKEND };
     if is_fit(&first) {
         return found(&first);
     }
-    let here = || at(local, local_length, hash, vip).map_or(NO_BACKEND, |target| found(&target));
+    let here = || at(local, local_length, hash, ANY_GENERATION, vip).map_or(NO_BACKEND, |target| found(&target));
     if handed_over {
         return if local_length == 0 { NOT_LOCAL } else { here() };
     }
@@ -168,7 +182,7 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn probe_slot(table: u64, hash: u32, from: u64, vip: u32) -> u64 {
-    match at((table >> 32) as u32, table as u32, hash, vip::Flags(vip)) {
+    match at((table >> 32) as u32, table as u32, hash, ANY_GENERATION, vip::Flags(vip)) {
         Some(target) if target.local.is_some() || node(&target).is_ok_and(|node| !is_from(node, from)) => {
             found(&target)
         }
@@ -176,11 +190,15 @@ extern "C" fn probe_slot(table: u64, hash: u32, from: u64, vip: u32) -> u64 {
     }
 }
 
+/// A generation where the result of a function has none.
+const ANY_GENERATION: u32 = 1;
+
+/// Returns the backend in a hash's slot of a table. `newest`: [`Target::of_table`]'s.
 #[inline(always)]
-fn at(first: u32, length: u32, hash: u32, vip: vip::Flags) -> Option<Target> {
+fn at(first: u32, length: u32, hash: u32, newest: u32, vip: vip::Flags) -> Option<Target> {
     let slot = first.wrapping_add(hash::slot(hash, length));
     let element = TABLES.get(table::element(slot))?;
-    Target::of_table(table::get(*element, slot), 1, vip)
+    Target::of_table(table::get(*element, slot), newest, vip)
 }
 
 #[inline(always)]
