@@ -11,7 +11,8 @@ use vipmux_common::{
 };
 
 use crate::{
-    flow::{self, Found, Target},
+    flow::{self, Target},
+    known::Found,
     maps::{AFFINITY, BACKENDS, SOURCE_RANGES},
     vip,
 };

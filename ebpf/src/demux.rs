@@ -19,11 +19,10 @@ use vipmux_common::{
 };
 
 use crate::{
-    client, count,
-    flow::{self, Found, Kept, Known, Source},
-    forward, fragment,
+    client, count, flow, forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
+    known::{self, Found, Kept, Known, Source},
     maps::{SCRATCH, config},
     nat, neighbor,
     packet::{LATER, Packet, Transport},
@@ -60,7 +59,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         && forward::is_plain(config, interface)
     {
         count::service(known.slot(), frame.length, false);
-        return forward::hand_over_plain(config, frame, &packet, interface, node);
+        return forward::send(frame, &packet, interface, node, config.handover, None);
     }
     if let Some(backend) = known.plain_backend(config, &segment, now) {
         if handed_over {
@@ -127,7 +126,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let source = Source { frame, interface, vip: flags };
     let recorded = match known() {
         KNOWN_NEW | KNOWN_OPENING => None,
-        _ => flow::find(config(), &key, place, &segment, &source, flow::now())?,
+        _ => known::find(config(), &key, place, &segment, &source, flow::now())?,
     };
     let (mut found, is_new, to_remember) = match recorded {
         Some(found) => {
@@ -227,7 +226,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
 }
 
-/// Sends the packet to the backend. `KNOWN`: a record's, which [`flow::find`] has returned.
+/// Sends the packet to the backend. `KNOWN`: a record's, which [`known::find`] has returned.
 #[inline(always)]
 fn send<const V6: bool, const KNOWN: bool>(
     config: &Config,
@@ -264,7 +263,7 @@ fn send<const V6: bool, const KNOWN: bool>(
 fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usize, embedded: &Embedded<V6>) -> Outcome {
     let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
     let &Source { frame, interface, vip } = source;
-    let (target, state) = match flow::look(&key, vip) {
+    let (target, state) = match known::look(&key, vip) {
         Some((target, state)) if service::is_fit(&target, source) => (target, state),
         _ => {
             let service = service::find(&key, vip).map_err(|_| DropReason::Icmp)?;

@@ -15,9 +15,10 @@ use aya_ebpf::{
 use vipmux_common::abi::{Address, INTERFACE_GENERIC, Interface, SERVICE_DIRECT};
 
 use crate::{
-    flow, fragment,
+    fragment,
     frame::ETHERNET_LENGTH,
     icmp::Embedded,
+    known,
     maps::{INTERFACES, VIPS},
     neighbor,
     packet::{LATER, Packet},
@@ -107,7 +108,7 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
     } else {
         transport.segment(end).ok()?.flow(packet.source, vip)
     };
-    let (target, flags) = flow::look(&key, vip::Flags(0))?;
+    let (target, flags) = known::look(&key, vip::Flags(0))?;
     (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))
 }
 

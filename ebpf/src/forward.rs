@@ -39,20 +39,9 @@ pub(crate) fn is_plain(config: &Config, interface: &Interface) -> bool {
     interface.flags & (INTERFACE_PARTIAL | INTERFACE_OWN_MAC) == 0 && config.handover.word() != 0
 }
 
-/// As [`hand_over`], if [`is_plain`], and if the path is known to have the frame's VLAN.
+/// Sends the frame with these MACs, and with another tag if the path's VLAN is not the frame's.
 #[inline(always)]
-pub(crate) fn hand_over_plain<const V6: bool>(
-    config: &Config,
-    frame: &Frame,
-    packet: &Packet<V6>,
-    interface: &Interface,
-    node: &Node,
-) -> Outcome {
-    send(frame, packet, interface, node, config.handover, None)
-}
-
-#[inline(always)]
-fn send<const V6: bool>(
+pub(crate) fn send<const V6: bool>(
     frame: &Frame,
     packet: &Packet<V6>,
     interface: &Interface,

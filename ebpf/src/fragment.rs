@@ -10,7 +10,8 @@ use vipmux_common::{
 
 use crate::{
     budget,
-    flow::{self, Found, Target},
+    flow::{self, Target},
+    known::Found,
     maps::{BACKENDS, EGRESS_FRAGMENTS, FRAGMENTS, Workspace, config},
     packet::{FIRST, Packet, Transport},
     vip,

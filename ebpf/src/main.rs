@@ -1,7 +1,7 @@
 //! vipmux's BPF programs: `vipmux_xdp` on each announcing interface, and `vipmux_egress` on each
 //! uplink.
 //!
-//! [`frame`] -> ARP: [`arp`]; Neighbor Discovery: [`ndp`]; IP: [`packet`] -> [`demux`] -> [`flow`]
+//! [`frame`] -> ARP: [`arp`]; Neighbor Discovery: [`ndp`]; IP: [`packet`] -> [`demux`] -> [`known`]
 //! or [`service`] -> local: [`nat`], elsewhere: [`forward`]. Reply -> [`restore`].
 #![no_std]
 #![no_main]
@@ -21,6 +21,7 @@ mod forward;
 mod fragment;
 mod frame;
 mod icmp;
+mod known;
 mod maps;
 mod nat;
 mod ndp;

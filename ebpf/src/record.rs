@@ -15,7 +15,8 @@ use vipmux_common::{
 
 use crate::{
     count,
-    flow::{self, Flow, Found, Kept, after, age_low, is_closed},
+    flow::{self, Flow, after, age_low, is_closed},
+    known::{Found, Kept},
     maps::{BACKENDS, FLOWS, SERVICE_STATES, Workspace, config},
     nat,
     packet::UDP,

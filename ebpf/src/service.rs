@@ -7,7 +7,8 @@ use vipmux_common::{
 
 use crate::{
     client,
-    flow::{Source, Target, newest_generation},
+    flow::{Target, newest_generation},
+    known::Source,
     maps::{SERVICE_STATES, SERVICES, TABLES},
     vip,
 };

@@ -1,0 +1,297 @@
+//! What the flow table knows of a packet's flow: where it goes, and what becomes of its record.
+
+use core::ptr;
+
+use vipmux_common::{
+    abi::{
+        BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, Config, DropReason,
+        FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
+        FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+    },
+    flow_table::Place,
+};
+
+use crate::{
+    flow::{Flow, Target, after, is_idle, is_late, refresh},
+    frame::Frame,
+    maps::{BACKENDS, SERVICE_STATES, config},
+    packet::UDP,
+    position::{self, search},
+    segment::{FIN, RST, SYN, Segment},
+    service, vip,
+    wire::after_load,
+};
+
+/// What the table has of a packet's flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// A record.
+    Record,
+    /// A record that does not translate the backend's replies, or not those to this SYN.
+    Partly,
+    /// A record of an established connection, to which the client, or somebody in its name, has sent
+    /// another SYN.
+    Renewed,
+    /// A record, although the packet was taken for a flow's first one. It is unchanged.
+    Known,
+    /// No record: there is no room.
+    NoRoom,
+    /// No record: the replies would be those of another live flow.
+    Collision,
+}
+
+/// The destination of a packet, with its Service's state.
+pub(crate) struct Found {
+    pub(crate) target: Target,
+    pub(crate) slot: u32,
+    /// [`ServiceState::generation`].
+    pub(crate) slot_generation: u32,
+    /// [`ServiceState::flags`].
+    pub(crate) flags: u32,
+    /// [`ServiceState::ranges`].
+    pub(crate) ranges: u32,
+    pub(crate) kept: Kept,
+}
+
+/// Where a frame comes from, and the VIP that it is for.
+pub(crate) struct Source<'a> {
+    pub(crate) frame: &'a Frame,
+    pub(crate) interface: &'a Interface,
+    pub(crate) vip: vip::Flags,
+}
+
+impl Source<'_> {
+    /// Returns whether the frame may go to the backend of a live record. `Ok(false)`: no, and the
+    /// record may be replaced.
+    ///
+    /// A handed-over frame stays here, and no frame goes back to its node. Such a frame may be
+    /// forged. So it only replaces a record if it may begin a flow. (An earlier flow of the same
+    /// ports may have left the record.) Also, a node must vouch for it, or the record is new: a node
+    /// without the programs sends a flow's first packet back. It sends datagrams back at any time.
+    #[inline(always)]
+    fn is_fit(&self, target: &Target, segment: &Segment, flags: u32) -> Result<bool, DropReason> {
+        if target.local.is_some() {
+            return Ok(true);
+        }
+        let Ok(node) = service::node(target) else { return Ok(false) };
+        let came_back = node.mac.word() == self.frame.source.word();
+        if !self.vip.is_handed_over() && !came_back {
+            return Ok(true);
+        }
+        let is_trusted = self.vip.is_handed_over()
+            || self.interface.flags & INTERFACE_OWN_MAC != 0
+            || flags & FLOW_NEW != 0
+            || segment.protocol == UDP;
+        if is_trusted && segment.may_begin() {
+            return Ok(false);
+        }
+        Err(if self.vip.is_handed_over() { DropReason::NotLocal } else { DropReason::Hairpin })
+    }
+}
+
+/// A flow's record, with the Service port and the node that it names.
+pub(crate) struct Known {
+    record: *mut FlowRecord,
+    flow: Flow,
+    /// Of the Service port that has the slot now.
+    state: &'static ServiceState,
+    node: &'static Node,
+    /// [`Node::flags`] in the lower half, [`Node::epoch`] in the upper half.
+    flags_epoch: u64,
+}
+
+impl Known {
+    /// Returns a flow's record, if it is whole.
+    #[inline(always)]
+    pub(crate) fn get(config: &Config, key: &FlowKey, place: Place, vip: vip::Flags) -> Option<Self> {
+        let record = search(config, key, place)?;
+        // SAFETY: in the table.
+        let flow = unsafe { Flow::whole(record, place) }?;
+        let state = SERVICE_STATES.get(flow.slot())?;
+        let node = vip.path(flow.node())?;
+        // SAFETY: a map value. The two fields are one aligned word.
+        let flags_epoch = unsafe { ptr::read_volatile((&raw const node.flags).cast()) };
+        Some(Self { record, flow, state, node, flags_epoch })
+    }
+
+    /// [`FlowRecord::slot`].
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> u32 {
+        self.flow.slot()
+    }
+
+    #[inline(always)]
+    fn epoch(&self) -> u32 {
+        (self.flags_epoch >> 32) as u32
+    }
+
+    /// Returns whether the packet leaves the record as it is, and its Service port admits all clients and
+    /// has its packets translated.
+    #[inline(always)]
+    fn is_steady(&self, config: &Config, segment: &Segment, now: u64) -> bool {
+        const UNSTABLE: u32 = FLOW_NEW | FLOW_HALF_OPEN | FLOW_RESET;
+        let Self { flow, state, .. } = self;
+        // SAFETY: a map value. The two fields are one aligned word.
+        let generation_flags: u64 = unsafe { ptr::read_volatile((&raw const state.generation).cast()) };
+        generation_flags == u64::from(flow.slot_generation())
+            && state.ranges == 0
+            && segment.flags & (SYN | FIN | RST) == 0
+            && flow.flags() & UNSTABLE == 0
+            && flow.is_fresh(config, now as u32)
+    }
+
+    /// Returns the node that a plain packet goes to: the record remains as it is, and so does the frame but
+    /// for its MACs and its TTL. Nearly all packets are like that, so few comparisons find it out. They
+    /// have the same result as those of [`Self::found`] and [`service::node`].
+    #[inline(always)]
+    pub(crate) fn plain_node(
+        &self,
+        config: &Config,
+        segment: &Segment,
+        source: &Source,
+        now: u64,
+    ) -> Option<&'static Node> {
+        let Self { flow, node, .. } = self;
+        let vouched = u64::from(flow.epoch()) << 32 | u64::from(Node::attached(source.frame.vlan));
+        let is_plain = flow.epoch() != 0
+            && self.flags_epoch == vouched
+            && self.is_steady(config, segment, now)
+            && !source.vip.is_handed_over()
+            && node.mac.word() != source.frame.source.word();
+        is_plain.then_some(node)
+    }
+
+    /// Returns the backend on this node that a plain packet goes to. Local flows have no epoch. (If the
+    /// client has just turned to the backend itself, its packet changes nothing: it is late.)
+    #[inline(always)]
+    pub(crate) fn plain_backend(&self, config: &Config, segment: &Segment, now: u64) -> Option<&'static Backend> {
+        let flow = &self.flow;
+        if flow.epoch() != 0 || flow.flags() & FLOW_REPLIES == 0 {
+            return None;
+        }
+        let backend = BACKENDS.get(flow.backend())?;
+        // SAFETY: a map value.
+        let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
+        let is_plain = backend.is_of(flow.backend_generation())
+            && flags == BACKEND_LOCAL | BACKEND_READY
+            && self.is_steady(config, segment, now);
+        is_plain.then_some(backend)
+    }
+
+    /// Returns the record's backend, if it is still the same, and whether it is ready. Either the epoch
+    /// of its node confirms that, or the backend's own entry. This then gives the record the node's epoch,
+    /// whatever becomes of the packet, if it `renews` the record. `leaves`: the flow leaves a backend
+    /// that stops or fails.
+    ///
+    /// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
+    /// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
+    #[inline(always)]
+    fn target(&self, leaves: bool, renews: bool) -> Option<(Target, bool)> {
+        let (flow, epoch) = (&self.flow, self.epoch());
+        let (index, generation, node, remote) =
+            (flow.backend(), flow.backend_generation(), flow.node(), Some(self.node));
+        if epoch != 0 && epoch == flow.epoch() {
+            return Some((Target { index, generation, node, local: None, remote }, true));
+        }
+        let backend = BACKENDS.get(after_load(index, epoch))?;
+        // SAFETY: a map value.
+        let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
+        if !backend.is_of(generation) || flags & BACKEND_GONE != 0 {
+            return None;
+        }
+        let (is_local, ready) = (flags & BACKEND_LOCAL != 0, flags & BACKEND_READY != 0);
+        if leaves && !ready && flags & (BACKEND_STOPPING | BACKEND_FAILING) != 0 {
+            return None;
+        }
+        if renews && ready && !is_local && epoch != 0 {
+            // SAFETY: in the table.
+            unsafe { ptr::write_volatile(&raw mut (*self.record).epoch, epoch) };
+        }
+        Some((Target { index, generation, node, local: is_local.then_some(backend), remote }, ready))
+    }
+
+    /// Returns the destination of a live record, and refreshes the record. `None`: it is not live, or may
+    /// be replaced.
+    #[inline(always)]
+    pub(crate) fn found(
+        &self,
+        config: &Config,
+        segment: &Segment,
+        source: &Source,
+        now: u64,
+    ) -> Result<Option<Found>, DropReason> {
+        let &Self { record, ref flow, state, .. } = self;
+        if !self.has_service() {
+            return Ok(None);
+        }
+        // Datagrams need not go to one backend until a flow ends.
+        let leaves = segment.protocol == UDP;
+        let Some((target, ready)) = self.target(leaves, true) else { return Ok(None) };
+        let (now, flags) = (now as u32, flow.flags());
+        let is_fresh = flow.is_fresh(config, now);
+        if !is_fresh && is_idle(config, segment.protocol, state.idle, flow.age(now)) {
+            return Ok(None);
+        }
+        let syn = segment.is_syn();
+        if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
+            return Ok(None);
+        }
+        let after =
+            if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };
+        let mut kept = Kept::Record;
+        if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
+            // What was sent before the client turned to the backend itself changes nothing.
+            let is_late = !syn && flags & FLOW_DIRECT != 0 && is_late(config, flow.age(now));
+            let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
+            if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
+                const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
+                kept = if syn && flags & ESTABLISHED == FLOW_REPLIES { Kept::Renewed } else { Kept::Partly };
+            } else if !is_late {
+                refresh(record, flow, after, now, is_fresh);
+            }
+        } else {
+            if !source.is_fit(&target, segment, flags)? {
+                return Ok(None);
+            }
+            refresh(record, flow, after, now, is_fresh);
+        }
+        Ok(Some(Found {
+            target,
+            slot: flow.slot(),
+            slot_generation: flow.slot_generation(),
+            flags: state.flags,
+            ranges: state.ranges,
+            kept,
+        }))
+    }
+
+    /// Returns whether the record's Service port is still the same one, and not gone.
+    #[inline(always)]
+    fn has_service(&self) -> bool {
+        self.state.generation == self.flow.slot_generation() && self.state.flags & SERVICE_GONE == 0
+    }
+}
+
+/// Returns the destination of a flow's live record, and refreshes the record. `None`: there is none, or
+/// it may be replaced.
+#[inline(always)]
+pub(crate) fn find(
+    config: &Config,
+    key: &FlowKey,
+    place: Place,
+    segment: &Segment,
+    source: &Source,
+    now: u64,
+) -> Result<Option<Found>, DropReason> {
+    Known::get(config, key, place, source.vip).map_or(Ok(None), |known| known.found(config, segment, source, now))
+}
+
+/// Returns a record's backend and its Service's flags. The record stays unchanged: this is for
+/// packets about the flow, not of it.
+#[inline(always)]
+pub(crate) fn look(key: &FlowKey, vip: vip::Flags) -> Option<(Target, u32)> {
+    let config = config();
+    let known = Known::get(config, key, position::place(config, key), vip)?;
+    let (target, _) = known.target(false, false)?;
+    known.has_service().then_some((target, known.state.flags))
+}
