@@ -19,7 +19,7 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
@@ -44,6 +44,8 @@ pub mod capacity {
     /// Port claims: the sum over all Services of their ports on each VIP. Also the size of the
     /// arrays that are indexed by slot.
     pub const SERVICES: u32 = 24_576;
+    /// Elements of the index of Services: a power of two.
+    pub const SERVICE_INDEX: u32 = 32_768;
     /// Slots of the arena of Maglev tables, two per element ([`crate::table`]): 24 MiB. 10,000
     /// Services of ten endpoints, all with a second table over local ones, need four fifths of it.
     pub const TABLES: u32 = 6_160_384;
@@ -68,7 +70,7 @@ pub mod capacity {
     /// Recent foreign speakers: pairs of a VIP and a MAC.
     pub const SPEAKERS: u32 = 1_024;
     /// Clients that Services with session affinity have recorded.
-    pub const AFFINITY: u32 = 50_176;
+    pub const AFFINITY: u32 = 38_912;
     /// Prefixes that Services with source ranges allow, over all Services.
     pub const SOURCE_RANGES: u32 = 65_536;
 }

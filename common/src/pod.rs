@@ -5,6 +5,7 @@ use crate::abi::{
     FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member, Node, NodeLabel, Range, Scratch,
     ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
 };
+use crate::service_index::IndexedService;
 
 macro_rules! pod {
     ($($name:ty),* $(,)?) => {
@@ -28,6 +29,7 @@ pod!(
     FlowSet,
     FragmentKey,
     FragmentValue,
+    IndexedService,
     Interface,
     Leader,
     Mac,

@@ -17,6 +17,7 @@ use vipmux_common::{
     },
     backend_nodes, budget,
     flow_table::Place,
+    service_index::IndexedService,
     table,
 };
 
@@ -51,6 +52,10 @@ pub(crate) static VIPS: HashMap<Address, VipValue> = HashMap::with_max_entries(c
 pub(crate) static VIP_INDEX: Array<VipSlot> = Array::with_max_entries(capacity::VIP_INDEX, 0);
 #[map]
 pub(crate) static SERVICES: HashMap<ServiceKey, ServiceValue> = HashMap::with_max_entries(capacity::SERVICES, 0);
+/// Copies of `SERVICES`. An array that can be mapped begins with a page, so each element is in one cache line.
+#[map]
+pub(crate) static SERVICE_INDEX: Array<IndexedService> =
+    Array::with_max_entries(capacity::SERVICE_INDEX, BPF_F_MMAPABLE);
 #[map]
 pub(crate) static SERVICE_STATES: Array<ServiceState> = Array::with_max_entries(capacity::SERVICES, 0);
 /// For people and for a restarted agent; no program reads it.

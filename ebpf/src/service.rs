@@ -1,15 +1,19 @@
 //! Finds the Service of (VIP, protocol, port), and the backend of a new flow.
 
+use core::ptr;
+
 use vipmux_common::{
     abi::{DropReason, FlowKey, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue},
-    hash, table,
+    hash,
+    service_index::IndexedService,
+    table,
 };
 
 use crate::{
     client,
     flow::{Target, newest_generation},
     known::Source,
-    maps::{SERVICE_STATES, SERVICES, TABLES},
+    maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES},
     vip,
 };
 
@@ -18,6 +22,14 @@ use crate::{
 #[inline(always)]
 pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropReason> {
     let mut claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
+    let indexed = SERVICE_INDEX.get_ptr(claim.index()).and_then(|element| {
+        // SAFETY: words of a map value.
+        let word = |number| unsafe { ptr::read_volatile(element.cast::<u64>().add(number)) };
+        IndexedService([word(0), word(1), word(2), word(3)]).value(claim)
+    });
+    if let Some(service) = indexed {
+        return Ok(service);
+    }
     // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
     if let Some(service) = unsafe { SERVICES.get(claim) } {
         return Ok(*service);

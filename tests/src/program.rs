@@ -12,8 +12,14 @@ use aya::{
     programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp, XdpMode},
 };
 
-use vipmux_common::abi::{FlowSet, VipSlot};
-use vipmux_datapath::bpf::xdp::{Buffers, load_xdp};
+use vipmux_common::{
+    abi::{FlowSet, VipSlot},
+    service_index::IndexedService,
+};
+use vipmux_datapath::bpf::{
+    vip_index,
+    xdp::{Buffers, load_xdp},
+};
 
 pub use counters::Counters;
 pub use state::{FLOW_SECRET, NOW, NOW_LOW, State, path};
@@ -52,7 +58,9 @@ pub struct Program {
     testing: Ebpf,
     buffers: Buffers,
     /// `VIP_INDEX`.
-    index: BTreeMap<u32, VipSlot>,
+    vip_index: BTreeMap<u32, VipSlot>,
+    /// `SERVICE_INDEX`.
+    service_index: BTreeMap<u32, IndexedService>,
     /// `jiffies_64` at the last [`Self::install`], which [`NOW`] stands for.
     origin: u64,
 }
@@ -77,7 +85,8 @@ impl Program {
         egress.load()?;
         let mut testing = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing object")?;
         xdp_mut(&mut testing, "clock")?.load()?;
-        let mut program = Self { ebpf, testing, buffers, index: BTreeMap::new(), origin: 0 };
+        let mut program =
+            Self { ebpf, testing, buffers, vip_index: BTreeMap::new(), service_index: BTreeMap::new(), origin: 0 };
         program.install(state)?;
         Ok(program)
     }
@@ -103,13 +112,15 @@ impl Program {
     /// Makes the maps hold exactly `state`. Counters stay.
     pub fn install(&mut self, state: &State) -> Result<()> {
         self.origin = self.jiffies()?;
-        self.index = state::write_vip_index(&mut self.ebpf, &self.index, &state.vips)?;
+        let Self { ebpf, vip_index, service_index, .. } = self;
+        state::write_index(ebpf, "VIP_INDEX", vip_index, vip_index::slots(&state.vips))?;
+        state::write_index(ebpf, "SERVICE_INDEX", service_index, state.service_index.clone())?;
         state::write(&mut self.ebpf, state, self.origin)
     }
 
-    /// Returns the maps' content, with times as in the last installed state.
+    /// Returns the maps' content, with times as in the last installed state. (No program writes the indices.)
     pub fn state(&self) -> Result<State> {
-        state::read(&self.ebpf, self.origin)
+        Ok(State { service_index: self.service_index.clone(), ..state::read(&self.ebpf, self.origin)? })
     }
 
     /// Returns the flow table.

@@ -11,6 +11,7 @@ pub mod maps;
 pub mod pinned;
 pub mod pins;
 pub mod place;
+pub mod service_index;
 mod syscall;
 pub mod tcx;
 mod transition;

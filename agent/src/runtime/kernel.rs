@@ -10,7 +10,10 @@ use std::{
 };
 
 use nix::errno::Errno;
-use vipmux_common::abi::{self, Address, Config, INTERFACE_TAGS, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::{
+    abi::{self, Address, Config, INTERFACE_TAGS, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED},
+    service_index::IndexedService,
+};
 
 pub(super) use self::map_writer::entries;
 use self::{
@@ -136,6 +139,16 @@ impl Kernel {
     /// Writes an entry of `INTERFACES`; all zero: the interface is not ours any more.
     pub(super) fn write_interface(&mut self, ifindex: u32, value: abi::Interface) -> Result<(), MapsError> {
         self.mirror.write_interface(&mut self.maps, ifindex, value)
+    }
+
+    /// Writes an element of `SERVICE_INDEX` again.
+    pub(super) fn repair_service_index(&mut self, index: u32) -> Result<(), MapsError> {
+        self.mirror.repair_service_index(&mut self.maps, index)
+    }
+
+    /// Returns `SERVICE_INDEX`, as last written.
+    pub(super) fn service_index(&self) -> &BTreeMap<u32, IndexedService> {
+        self.mirror.service_index()
     }
 
     /// Writes an element of `VIP_INDEX` again.

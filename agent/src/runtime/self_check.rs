@@ -12,7 +12,10 @@ use std::{
 };
 
 use tokio::task::{JoinHandle, spawn_blocking};
-use vipmux_common::abi::{Interface, VipSlot};
+use vipmux_common::{
+    abi::{Interface, VipSlot},
+    service_index::IndexedService,
+};
 
 use super::{
     AgentError,
@@ -76,6 +79,7 @@ struct ReadMaps {
     entries: MapEntries,
     interfaces: BTreeMap<u32, Interface>,
     vip_index: BTreeMap<u32, VipSlot>,
+    service_index: BTreeMap<u32, IndexedService>,
     local_ports: BTreeMap<u32, u64>,
     backend_nodes: BTreeMap<u32, u64>,
     /// The number of backends' indices that were read.
@@ -95,11 +99,13 @@ impl KernelSnapshot {
         let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
             let maps = Maps::open(pins.root())?;
             let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
+            let service_index = maps.read_service_index()?;
             let (local_ports, backend_nodes) = (maps.read_local_ports()?, maps.read_backend_nodes(backends)?);
             Some(ReadMaps {
                 entries: entries(&maps, backends)?,
                 interfaces,
                 vip_index,
+                service_index,
                 local_ports,
                 backend_nodes,
                 backends,
@@ -117,6 +123,7 @@ pub(super) enum Repair {
     Map(plan::EntryDifference),
     Interface(u32, Interface),
     VipIndex(u32),
+    ServiceIndex(u32),
     BackendIndices,
     MapPin(String, u32),
     ProgramPin,
@@ -269,7 +276,8 @@ impl SelfCheck {
 /// Returns the differences, with the repair of each.
 fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDifference, Repair)> {
     let mut found = pin_differences(serving.kernel.pinned(), &reading.pinned);
-    if let Some(ReadMaps { entries, interfaces, vip_index, local_ports, backend_nodes, backends }) = &reading.maps {
+    if let Some(reading) = &reading.maps {
+        let ReadMaps { entries, interfaces, vip_index, service_index, local_ports, backend_nodes, backends } = reading;
         let maps = serving.kernel.observed().differences(entries).into_iter();
         found.extend(maps.map(|difference| (ReportedDifference::from(&difference), Repair::Map(difference))));
         let wanted = serving.kernel.interfaces();
@@ -277,6 +285,8 @@ fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDiff
         found.extend(array_differences("VIP_INDEX", serving.kernel.vip_index(), vip_index, |index, _| {
             Repair::VipIndex(index)
         }));
+        let wanted = serving.kernel.service_index();
+        found.extend(array_differences("SERVICE_INDEX", wanted, service_index, |index, _| Repair::ServiceIndex(index)));
         let maps = &serving.kernel.maps;
         for (name, wanted, read) in [
             ("LOCAL_PORTS", maps.written_local_ports(), local_ports),
@@ -301,6 +311,7 @@ fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
         Repair::Map(difference) => serving.kernel.correct(difference)?,
         Repair::Interface(ifindex, wanted) => serving.kernel.write_interface(*ifindex, *wanted)?,
         Repair::VipIndex(index) => serving.kernel.repair_vip_index(*index)?,
+        Repair::ServiceIndex(index) => serving.kernel.repair_service_index(*index)?,
         Repair::BackendIndices => serving.kernel.maps.rebuild_backend_indices()?,
         Repair::MapPin(name, id) => serving.kernel.restore_map(name, *id)?,
         Repair::ProgramPin => serving.kernel.programs.pin().map_err(KernelError::from)?,

@@ -85,7 +85,7 @@ pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
             add(&mut state, id, number, protocol)?;
         }
     }
-    Ok(state)
+    Ok(state.indexed())
 }
 
 /// Node 0 is this one.

@@ -14,13 +14,14 @@ use vipmux_common::{
     abi::{
         Address, AffinityKey, AffinityValue, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey, FlowRecord,
         FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ServiceKey,
-        ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipSlot, VipValue, capacity, node_element,
+        ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipValue, capacity, node_element,
     },
     budget,
     flow_table::{self, LOCK_WAY, OVERFLOW_WAY, Place, WAYS},
+    service_index::IndexedService,
     table,
 };
-use vipmux_datapath::bpf::{backend_indices, flow_table::sets as flow_sets, maps::name_in_object, vip_index};
+use vipmux_datapath::bpf::{backend_indices, flow_table::sets as flow_sets, maps::name_in_object, service_index};
 
 /// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
 /// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the
@@ -50,6 +51,8 @@ pub struct State {
     pub vips: BTreeMap<Address, VipValue>,
     /// `SERVICES`.
     pub services: BTreeMap<ServiceKey, ServiceValue>,
+    /// `SERVICE_INDEX`.
+    pub service_index: BTreeMap<u32, IndexedService>,
     /// `SERVICE_STATES`. `SERVICE_STATS` has as many slots.
     pub service_states: Vec<ServiceState>,
     /// `TABLES`.
@@ -78,6 +81,15 @@ pub struct State {
 }
 
 impl State {
+    /// Gives Services their copies in the index, as an agent does. Elements in use stay.
+    #[must_use]
+    pub fn indexed(mut self) -> Self {
+        for (index, copy) in service_index::elements(&self.services) {
+            self.service_index.entry(index).or_insert(copy);
+        }
+        self
+    }
+
     /// Returns the number of entries of each map, for the loader.
     pub(super) fn capacities(&self, flows: u32) -> Result<Vec<(&'static str, u32)>> {
         let slots = self.service_states.len();
@@ -182,6 +194,7 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
         interfaces: read_array(ebpf, "INTERFACES")?,
         vips: read_hash(ebpf, "VIPS")?,
         services: read_hash(ebpf, "SERVICES")?,
+        service_index: BTreeMap::new(),
         service_states: read_array(ebpf, "SERVICE_STATES")?,
         tables: slots(&read_array(ebpf, "TABLES")?),
         backends: read_array(ebpf, "BACKENDS")?,
@@ -358,17 +371,18 @@ fn forget(ebpf: &mut Ebpf) -> Result<()> {
     (0..budget::ELEMENTS).try_for_each(|index| Ok(budgets.set(index, Budget::default(), 0)?))
 }
 
-/// Makes the index as the agent would for these VIPs. `known`: its current content.
-pub(super) fn write_vip_index(
+/// Makes an index hold exactly these elements. `known`: its current content.
+pub(super) fn write_index<V: Pod + Default>(
     ebpf: &mut Ebpf,
-    known: &BTreeMap<u32, VipSlot>,
-    vips: &BTreeMap<Address, VipValue>,
-) -> Result<BTreeMap<u32, VipSlot>> {
-    let wanted = vip_index::slots(vips);
-    let mut index: Array<_, VipSlot> = map_mut(ebpf, "VIP_INDEX")?.try_into()?;
+    name: &str,
+    known: &mut BTreeMap<u32, V>,
+    wanted: BTreeMap<u32, V>,
+) -> Result<()> {
+    let mut index: Array<_, V> = map_mut(ebpf, name)?.try_into()?;
     for &number in known.keys().chain(wanted.keys()) {
-        let slot = wanted.get(&number).copied().unwrap_or_default();
-        index.set(number, slot, 0).context("writing VIP_INDEX")?;
+        let element = wanted.get(&number).copied().unwrap_or_default();
+        index.set(number, element, 0).with_context(|| format!("writing {name}"))?;
     }
-    Ok(wanted)
+    *known = wanted;
+    Ok(())
 }

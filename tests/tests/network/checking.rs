@@ -5,7 +5,10 @@ use std::{fs, path::Path, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use nix::net::if_::if_nametoindex;
 use serde_json::Value;
-use vipmux_common::abi::{Backend, Config, Interface, Node, ServiceState};
+use vipmux_common::{
+    abi::{Backend, Config, Interface, Node, ServiceState},
+    service_index::IndexedService,
+};
 use vipmux_datapath::bpf::{attach::XdpAttachMode, load, maps::Maps, pins::Pins};
 use vipmux_tests::{
     cleanup::Folder,
@@ -62,6 +65,10 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
             let key = *maps.read_services()?.keys().next().with_context(missing)?;
             maps.services.remove(&key)?;
         }
+        "SERVICE_INDEX" => {
+            let index = *maps.read_service_index()?.keys().next().with_context(missing)?;
+            maps.service_index.set(index, IndexedService::default(), 0)?;
+        }
         "SERVICE_STATES" => {
             let slot = *maps.read_service_states()?.keys().next().with_context(missing)?;
             maps.service_states.set(slot, ServiceState::default(), 0)?;
@@ -106,9 +113,10 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
 }
 
 /// The maps whose entries the self-check compares.
-const CHECKED: [&str; 11] = [
+const CHECKED: [&str; 12] = [
     "VIPS",
     "SERVICES",
+    "SERVICE_INDEX",
     "SERVICE_STATES",
     "TABLES",
     "BACKENDS",

@@ -42,10 +42,10 @@ pub(crate) enum Counter {
 /// comparisons they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Circumstances {
-    /// The VLANs of paths are not known, and nothing is recent.
+    /// The VLANs of paths are not known, nothing is recent, and no index has the Services.
     Usual,
     /// The VLANs of paths are known, and all flows had a packet within the last second: their packets are
-    /// plain.
+    /// plain. The index has the Services.
     Plain,
 }
 
@@ -181,6 +181,7 @@ impl Case {
         }
         if circumstances == Circumstances::Plain {
             fixture::freshen(&mut state);
+            state = state.indexed();
         }
         match self.family {
             Family::V4 => state,

@@ -66,7 +66,7 @@ fn state() -> State {
     state.config.answers_per_second = u32::MAX;
     HTTP.record(&mut state, LOCAL, WHILE, 0);
     HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
-    state
+    state.indexed()
 }
 
 /// Returns valid frames of every kind.

@@ -9,6 +9,7 @@ use vipmux_common::{
         SERVICE_KERNEL, Stat, UNCLAIMED_PASS, VIP_ALL_PORTS,
     },
     hash,
+    service_index::IndexedService,
 };
 use vipmux_tests::{
     frames::{ACK, Ethernet, Ipv4, PSH, Payload, Tcp, Udp},
@@ -28,7 +29,10 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [ranges(), other_family(), idle(), every_port(), left_to_the_kernel(), direct()].into_iter().flatten().collect()
+    [ranges(), other_family(), idle(), every_port(), left_to_the_kernel(), direct(), indexed()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 pub(crate) fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint, known: bool) -> Case {
@@ -49,6 +53,28 @@ fn opened(state: &mut State) {
 fn connection(state: &mut State) {
     HTTP.record(state, LOCAL, WHILE, 0);
     HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+}
+
+/// What `SERVICE_INDEX` has where [`HTTP`] may have its copy.
+fn indexed() -> Vec<Case> {
+    fn put(state: &mut State, change: fn(&mut IndexedService)) {
+        let mut copy = IndexedService::new(HTTP.key(), &state.services[&HTTP.key()]).unwrap();
+        change(&mut copy);
+        state.service_index.insert(HTTP.key().index(), copy);
+    }
+    let case = |name, given: fn(&mut State)| local(name, HTTP, &syn(HTTP), LOCAL, false).given(given).then(opened);
+    vec![
+        case("a Service whose index has the copy of another one", |state| {
+            let other = IndexedService::new(HTTPS.key(), &state.services[&HTTPS.key()]).unwrap();
+            state.service_index.insert(HTTP.key().index(), other);
+        }),
+        case("a Service whose copy is written at this moment", |state| put(state, |copy| copy.0[1] = 0)),
+        case("a Service whose copy's check is written at this moment", |state| put(state, |copy| copy.0[3] += 1)),
+        case("a copy is enough", |state| {
+            put(state, |_| {});
+            state.services.remove(&HTTP.key());
+        }),
+    ]
 }
 
 /// A set of source ranges.

@@ -25,6 +25,7 @@ use super::{
     maps::{Maps, MapsError, read_globals, use_pins},
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
     place::load_classifiers,
+    service_index::ServiceIndex,
     transition::Transition,
     vip_index::VipIndex,
     xdp::{Buffers, XdpError, load_xdp},
@@ -173,6 +174,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     } else {
         // Maps of another layout may have no indices, or other ones.
         VipIndex::rebuild(&mut maps)?;
+        ServiceIndex::rebuild(&mut maps)?;
         maps.rebuild_backend_indices()?;
         maps.complete_service_states()?;
     }

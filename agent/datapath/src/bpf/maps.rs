@@ -33,6 +33,7 @@ use vipmux_common::{
         Stat, VipSlot, VipValue,
     },
     flow_table::WAYS,
+    service_index::IndexedService,
     table,
 };
 
@@ -160,6 +161,8 @@ maps! {
     vip_index: "VIP_INDEX" => Array<VipSlot>,
     /// `SERVICES`.
     services: "SERVICES" => HashMap<ServiceKey, ServiceValue>,
+    /// `SERVICE_INDEX`: copies of `SERVICES`, by [`ServiceKey::index`].
+    service_index: "SERVICE_INDEX" => Array<IndexedService>,
     /// `SERVICE_STATES`: by slot.
     service_states: "SERVICE_STATES" => Array<ServiceState>,
     /// `SERVICE_NAMES`: by slot.
@@ -320,6 +323,11 @@ impl Maps {
     /// Returns all port claims.
     pub fn read_services(&self) -> Result<BTreeMap<ServiceKey, ServiceValue>, MapsError> {
         all("SERVICES", &self.services)
+    }
+
+    /// Returns the used elements of `SERVICE_INDEX`.
+    pub fn read_service_index(&self) -> Result<BTreeMap<u32, IndexedService>, MapsError> {
+        used("SERVICE_INDEX", &self.service_index, |element| *element != IndexedService::default())
     }
 
     /// Returns the used slots, with the generations of their owners.

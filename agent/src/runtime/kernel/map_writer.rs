@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use vipmux_common::abi::{self, Address};
+use vipmux_common::{
+    abi::{self, Address},
+    service_index::IndexedService,
+};
 
 use super::{KernelError, boottime};
 use vipmux_datapath::bpf::{
     maps::{Maps, MapsError},
+    service_index::ServiceIndex,
     vip_index::VipIndex,
 };
 use vipmux_model::{ServiceName, desired::Desired};
@@ -19,6 +23,7 @@ pub(super) struct MapWriter {
     /// `INTERFACES`.
     interfaces: BTreeMap<u32, abi::Interface>,
     vip_index: VipIndex,
+    service_index: ServiceIndex,
     writes: u64,
 }
 
@@ -26,8 +31,8 @@ impl MapWriter {
     /// Reads the maps, which an earlier agent may have filled.
     pub(super) fn read(maps: &Maps) -> Result<Self, MapsError> {
         let observed = Observed::from_entries(Capacities::default(), entries(maps, maps.backends.len())?);
-        let (interfaces, vip_index) = (maps.read_interfaces()?, VipIndex::read(maps)?);
-        Ok(Self { observed, interfaces, vip_index, writes: 0 })
+        let (vip_index, service_index) = (VipIndex::read(maps)?, ServiceIndex::read(maps)?);
+        Ok(Self { observed, interfaces: maps.read_interfaces()?, vip_index, service_index, writes: 0 })
     }
 
     /// Returns the maps that plans are about.
@@ -43,6 +48,11 @@ impl MapWriter {
     /// Returns `VIP_INDEX`.
     pub(super) fn vip_index(&self) -> &BTreeMap<u32, abi::VipSlot> {
         self.vip_index.slots()
+    }
+
+    /// Returns `SERVICE_INDEX`.
+    pub(super) fn service_index(&self) -> &BTreeMap<u32, IndexedService> {
+        self.service_index.elements()
     }
 
     /// Returns the number of writes.
@@ -66,8 +76,10 @@ impl MapWriter {
     pub(super) fn execute(&mut self, maps: &mut Maps, step: &Step) -> Result<(), KernelError> {
         self.count_write();
         maps.apply(step)?;
-        if let Step::Vip(address, value) = step {
-            self.vip_index.follow(maps, *address, value.as_ref())?;
+        match step {
+            Step::Vip(address, value) => self.vip_index.follow(maps, *address, value.as_ref())?,
+            Step::Service(key, value) => self.service_index.follow(maps, *key, value.as_ref())?,
+            _ => {}
         }
         self.observed.record(step, boottime()?);
         Ok(())
@@ -119,6 +131,12 @@ impl MapWriter {
     pub(super) fn repair_vip_index(&mut self, maps: &mut Maps, index: u32) -> Result<(), MapsError> {
         self.count_write();
         self.vip_index.repair(maps, index)
+    }
+
+    /// Writes an element of `SERVICE_INDEX` again.
+    pub(super) fn repair_service_index(&mut self, maps: &mut Maps, index: u32) -> Result<(), MapsError> {
+        self.count_write();
+        self.service_index.repair(maps, index)
     }
 }
 

@@ -6,7 +6,7 @@ use imbl::OrdMap;
 use vipmux_common::abi::VIP_ALL_PORTS;
 
 use super::*;
-use vipmux_datapath::bpf::vip_index::slots;
+use vipmux_datapath::bpf::{service_index::elements, vip_index::slots};
 
 use crate::fixture;
 use vipmux_model::desired::{
@@ -53,7 +53,7 @@ fn kernel() -> Option<Kernel> {
 }
 
 #[test]
-fn packets_find_a_vip_as_it_is_after_each_step() {
+fn packets_find_a_vip_and_its_services_as_they_are_after_each_step() {
     let Some(mut kernel) = kernel() else { return };
     let (one, all) = (desired(&[vip4(1)], 80), desired(&[vip4(1)], 0));
     for (desired, all_ports) in [(&one, false), (&all, true), (&one, false), (&desired(&[], 0), false)] {
@@ -62,6 +62,8 @@ fn packets_find_a_vip_as_it_is_after_each_step() {
             kernel.execute(step).unwrap();
             let vips = kernel.maps.read_vips().unwrap();
             assert_eq!(kernel.maps.read_vip_index().unwrap(), slots(&vips), "{step:?}");
+            let services = kernel.maps.read_services().unwrap();
+            assert_eq!(kernel.maps.read_service_index().unwrap(), elements(&services), "{step:?}");
         }
         let has_all = |vip: &abi::VipValue| vip.flags & VIP_ALL_PORTS != 0;
         assert_eq!(kernel.maps.read_vips().unwrap().values().any(has_all), all_ports);

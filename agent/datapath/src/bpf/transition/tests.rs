@@ -20,8 +20,18 @@ const FLOWS: u32 = 4096;
 /// The differences of version 3: the sizes of values, and missing maps.
 const VERSION_3: [(&str, u32); 5] =
     [("CONFIG", 44), ("FENCE", 8), ("SERVICE_STATES", 8), ("TABLES", 4), ("FRAGMENTS", 24)];
-const NEW_SINCE: [&str; 9] =
-    ["AFFINITY", "SOURCE_RANGES", "LEADERS", "MEMBERS", "SPEAKERS", "FLOWS", "LOCAL_PORTS", "BACKEND_NODES", "BUDGETS"];
+const NEW_SINCE: [&str; 10] = [
+    "AFFINITY",
+    "SOURCE_RANGES",
+    "LEADERS",
+    "MEMBERS",
+    "SPEAKERS",
+    "FLOWS",
+    "LOCAL_PORTS",
+    "BACKEND_NODES",
+    "BUDGETS",
+    "SERVICE_INDEX",
+];
 
 /// Makes and pins the maps as agents of version 3 did.
 fn make_version_3(pins: &Pins) {
