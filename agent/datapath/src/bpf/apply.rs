@@ -94,6 +94,9 @@ impl Maps {
             Step::Peer(mac, node) => ("PEERS", put(&mut self.peers, mac, node.as_ref())),
             Step::Backend(index, value) => return self.write_backend(*index, *value),
             Step::ServiceName(slot, name) => {
+                if name.is_none() {
+                    self.clear_service_stats(*slot)?;
+                }
                 let owner = name
                     .as_ref()
                     .map_or(ServiceOwner::new("", ""), |name| ServiceOwner::new(name.namespace(), name.name()));

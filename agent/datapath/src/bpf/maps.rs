@@ -20,7 +20,7 @@ use std::{
 use aya::{
     EbpfLoader,
     maps::{
-        Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray,
+        Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuValues,
         lpm_trie::{Key, LpmTrie},
     },
     util::nr_cpus,
@@ -438,6 +438,14 @@ impl Maps {
     /// Returns the counters of the first `slots` slots, summed over all CPUs.
     pub fn read_service_stats(&self, slots: u32) -> Result<Vec<Count>, MapsError> {
         sums("SERVICE_STATS", &self.service_stats, slots)
+    }
+
+    /// Makes a slot count from zero, for its next owner.
+    pub(super) fn clear_service_stats(&mut self, slot: u32) -> Result<(), MapsError> {
+        const MAP: &str = "SERVICE_STATS";
+        let cpus = nr_cpus().map_err(|(_, error)| reading(MAP)(error))?;
+        let zeros = PerCpuValues::try_from(vec![Count::default(); cpus]).map_err(reading(MAP))?;
+        self.service_stats.set(slot, zeros, 0).map_err(|source| MapsError::Write { map: MAP, source })
     }
 
     /// Writes `backends` to the arena from slot `first` on, each slot atomically. There is only one
