@@ -1,11 +1,11 @@
 //! `SERVICE_INDEX`: copies of entries of `SERVICES`. A new flow finds its Service in half a cache line, where a
 //! lookup in a hash map of the kernel reads a bucket and the entry.
 
-use crate::abi::{ServiceKey, ServiceValue, capacity};
+use crate::abi::{SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceValue, capacity};
 
 /// An element, in the host's byte order: three words of a Service port's value, and their check. It is of
 /// one of the entries that have this index ([`ServiceKey::index`]), or all zero. Services with session affinity
-/// have no copy.
+/// have no copy, and neither have claims of every port.
 ///
 /// Programs read an element while the agent writes it. So it only counts if it fits its check, which needs no
 /// order of memory accesses. The check includes the key, so no copy of another key fits.
@@ -17,11 +17,11 @@ pub struct IndexedService(pub [u64; 4]);
 const SLOT_BITS: u32 = 24;
 
 impl IndexedService {
-    /// Copies an entry. `None`: it has session affinity.
+    /// Copies an entry. `None`: it has session affinity, or claims every port.
     #[must_use]
     pub const fn new(key: ServiceKey, value: &ServiceValue) -> Option<Self> {
         let ServiceValue { slot, generation, table, table_length, local_table, local_length, flags, affinity } = *value;
-        if affinity != 0 {
+        if affinity != 0 || key.port == 0 {
             return None;
         }
         let first = pair(slot | flags << SLOT_BITS, generation);
@@ -62,8 +62,8 @@ impl ServiceKey {
     }
 }
 
-/// Returns the check of an element's first words. Two keys never have the same one, and a mixture of two
-/// elements fits by chance alone.
+/// Returns the check of an element's first words. For the same words, two keys never have the same one, and a
+/// mixture of two elements fits by chance alone.
 #[inline(always)]
 const fn check(key: ServiceKey, [first, second, third]: [u64; 3]) -> u64 {
     // Odd, and of 31 bits: BPF multiplies by such a constant with one instruction.
@@ -85,12 +85,14 @@ const fn pair(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-const _: () = assert!(capacity::SERVICES <= 1 << SLOT_BITS && capacity::SERVICE_INDEX.is_power_of_two());
+const _: () = {
+    assert!(capacity::SERVICES <= 1 << SLOT_BITS && capacity::SERVICE_INDEX.is_power_of_two());
+    assert!((SERVICE_KERNEL | SERVICE_SPARE) >> (u32::BITS - SLOT_BITS) == 0);
+};
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{SERVICE_KERNEL, SERVICE_SPARE};
 
     const KEY: ServiceKey = ServiceKey { vip: 3, port: 80u16.to_be(), protocol: 6, padding: 0 };
     const OTHER_KEY: ServiceKey = ServiceKey { vip: 4, ..KEY };
@@ -118,6 +120,7 @@ mod tests {
         assert_eq!(copy(KEY, &ServiceValue::default()).value(KEY), Some(ServiceValue::default()));
         assert_eq!(IndexedService::default().value(KEY), None);
         assert_eq!(IndexedService::new(KEY, &ServiceValue { affinity: 1, ..VALUE }), None);
+        assert_eq!(IndexedService::new(ServiceKey { port: 0, ..KEY }, &VALUE), None);
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Maps {
             Step::Peer(mac, node) => ("PEERS", put(&mut self.peers, mac, node.as_ref())),
             Step::Backend(index, value) => return self.write_backend(*index, *value),
             Step::ServiceName(slot, name) => {
-                if name.is_none() {
+                if name.is_some() {
                     self.clear_service_stats(*slot)?;
                 }
                 let owner = name

@@ -174,10 +174,11 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     } else {
         // Maps of another layout may have no indices, or other ones.
         VipIndex::rebuild(&mut maps)?;
-        ServiceIndex::rebuild(&mut maps)?;
         maps.rebuild_backend_indices()?;
         maps.complete_service_states()?;
     }
+    // Also if some of the pins were lost: a copy counts before its entry.
+    ServiceIndex::rebuild(&mut maps)?;
     let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), lock };
     programs.pin()?;
     transition.finish(pins, || programs.take_over())?;

@@ -440,7 +440,7 @@ impl Maps {
         sums("SERVICE_STATS", &self.service_stats, slots)
     }
 
-    /// Makes a slot count from zero, for its next owner.
+    /// Makes a slot count from zero, for its new owner.
     pub(super) fn clear_service_stats(&mut self, slot: u32) -> Result<(), MapsError> {
         const MAP: &str = "SERVICE_STATS";
         let cpus = nr_cpus().map_err(|(_, error)| reading(MAP)(error))?;
