@@ -333,7 +333,7 @@ pub struct ServiceKey {
 }
 
 /// `SERVICES[ServiceKey]`: the revision of a Service port for packets. Replaced as a whole,
-/// atomically.
+/// atomically. A copy of it ([`crate::service_index`]) comes first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceValue {

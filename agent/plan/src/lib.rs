@@ -10,8 +10,8 @@
 //!
 //! - Entries that packets may read are never changed, except where any single write is safe: a
 //!   backend's flags, a node's MACs and epoch, a VIP's flags.
-//! - New tables, backends and Service slots go to free places. One write of `SERVICES` switches
-//!   over.
+//! - New tables, backends and Service slots go to free places. One step switches over: it writes `SERVICES`,
+//!   and the copy of the entry in `SERVICE_INDEX`.
 //! - Old places rest for [`REST`] before they are used again.
 //!
 //! # Modules
