@@ -127,6 +127,11 @@ impl Observed {
         &self.maps.vips
     }
 
+    /// Returns `SERVICES`.
+    pub fn services(&self) -> &BTreeMap<abi::ServiceKey, abi::ServiceValue> {
+        &self.maps.services
+    }
+
     /// Returns a node's index in `NODES`.
     pub fn node_index(&self, name: &NodeName) -> Option<u32> {
         self.maps.node_index(name)

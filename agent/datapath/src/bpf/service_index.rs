@@ -29,15 +29,8 @@ impl ServiceIndex {
 
     /// Writes the index of the entries that the maps hold.
     pub fn rebuild(maps: &mut Maps) -> Result<(), MapsError> {
-        let (found, wanted) = (maps.read_service_index()?, elements(&maps.read_services()?));
-        let gone = found.keys().filter(|index| !wanted.contains_key(index));
-        for index in wanted.keys().chain(gone) {
-            let element = |elements: &BTreeMap<u32, IndexedService>| elements.get(index).copied();
-            if element(&found) != element(&wanted) {
-                write(maps, *index, element(&wanted))?;
-            }
-        }
-        Ok(())
+        let services = maps.read_services()?;
+        Self::read(maps)?.renew(maps, &services)
     }
 
     /// Returns the elements in use.
@@ -56,6 +49,20 @@ impl ServiceIndex {
             write(maps, index, None)?;
             self.0.remove(&index);
         }
+        Ok(())
+    }
+
+    /// Makes the index hold copies of these entries alone. `services` are all entries.
+    pub fn renew(&mut self, maps: &mut Maps, services: &BTreeMap<ServiceKey, ServiceValue>) -> Result<(), MapsError> {
+        let wanted = elements(services);
+        let gone = self.0.keys().filter(|index| !wanted.contains_key(index));
+        for index in wanted.keys().chain(gone) {
+            let element = wanted.get(index);
+            if self.0.get(index) != element {
+                write(maps, *index, element.copied())?;
+            }
+        }
+        self.0 = wanted;
         Ok(())
     }
 

@@ -24,6 +24,8 @@ pub(super) struct MapWriter {
     interfaces: BTreeMap<u32, abi::Interface>,
     vip_index: VipIndex,
     service_index: ServiceIndex,
+    /// Entries were corrected since the indices last had exactly those of their maps.
+    corrected: bool,
     writes: u64,
 }
 
@@ -32,7 +34,14 @@ impl MapWriter {
     pub(super) fn read(maps: &Maps) -> Result<Self, MapsError> {
         let observed = Observed::from_entries(Capacities::default(), entries(maps, maps.backends.len())?);
         let (vip_index, service_index) = (VipIndex::read(maps)?, ServiceIndex::read(maps)?);
-        Ok(Self { observed, interfaces: maps.read_interfaces()?, vip_index, service_index, writes: 0 })
+        Ok(Self {
+            observed,
+            interfaces: maps.read_interfaces()?,
+            vip_index,
+            service_index,
+            corrected: false,
+            writes: 0,
+        })
     }
 
     /// Returns the maps that plans are about.
@@ -87,9 +96,13 @@ impl MapWriter {
 
     /// Ends a plan, all of whose steps were executed.
     pub(super) fn finish(&mut self, maps: &mut Maps, desired: &Desired, plan: &Plan) -> Result<(), MapsError> {
-        if plan.steps.iter().any(|step| matches!(step, Step::Vip(_, None))) {
+        if self.corrected || plan.steps.iter().any(|step| matches!(step, Step::Vip(_, None))) {
             self.count_write();
             self.vip_index.renew(maps, self.observed.vips())?;
+        }
+        if self.corrected {
+            self.service_index.renew(maps, self.observed.services())?;
+            self.corrected = false;
         }
         if plan.refused.is_empty() {
             self.observed.mark_reached(desired, plan);
@@ -100,6 +113,7 @@ impl MapWriter {
     /// Puts a difference into the mirror, so that the next plan repairs it.
     pub(super) fn correct(&mut self, maps: &mut Maps, difference: &EntryDifference) -> Result<(), KernelError> {
         self.count_write();
+        self.corrected = true;
         let again = self.observed.correct(difference, boottime()?);
         again.map_or(Ok(()), |step| self.execute(maps, &step))
     }

@@ -70,6 +70,27 @@ fn packets_find_a_vip_and_its_services_as_they_are_after_each_step() {
     }
 }
 
+/// The self-check finds an entry gone. Before it is written again, nobody wants it any more.
+#[test]
+fn no_index_keeps_what_somebody_else_removed() {
+    let Some(mut kernel) = kernel() else { return };
+    let wanted = desired(&[vip4(1)], 80);
+    kernel.sync(&wanted, |_| Ok(())).unwrap();
+    let (address, _) = kernel.maps.read_vips().unwrap().pop_first().unwrap();
+    let (key, _) = kernel.maps.read_services().unwrap().pop_first().unwrap();
+    kernel.maps.services.remove(&key).unwrap();
+    kernel.maps.vips.remove(&address).unwrap();
+    let found = entries(&kernel.maps, kernel.maps.backends.len()).unwrap();
+    let differences = kernel.observed().differences(&found);
+    assert_eq!(differences.len(), 2, "{differences:?}");
+    for difference in &differences {
+        kernel.correct(difference).unwrap();
+    }
+    kernel.sync(&desired(&[], 0), |_| Ok(())).unwrap();
+    assert!(kernel.maps.read_vip_index().unwrap().is_empty());
+    assert!(kernel.maps.read_service_index().unwrap().is_empty());
+}
+
 #[test]
 fn a_plan_that_is_older_than_the_election_changes_no_leading_flag() {
     let Some(mut kernel) = kernel() else { return };
