@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 use vipmux_common::{
-    abi::{Backend, Config, Interface, Node, ServiceState},
+    abi::{Backend, Config, Interface, Node, ServiceState, ServiceValue},
     service_index::IndexedService,
 };
 use vipmux_datapath::bpf::{attach::XdpAttachMode, load, maps::Maps, pins::Pins};
@@ -66,8 +66,12 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
             maps.services.remove(&key)?;
         }
         "SERVICE_INDEX" => {
-            let index = *maps.read_service_index()?.keys().next().with_context(missing)?;
-            maps.service_index.set(index, IndexedService::default(), 0)?;
+            // A copy that programs would follow.
+            let services = maps.read_services()?;
+            let (key, value) = services.first_key_value().with_context(missing)?;
+            let emptied = ServiceValue { table_length: 0, local_length: 0, ..*value };
+            let copy = IndexedService::new(*key, &emptied).context("the Service has no copy")?;
+            maps.service_index.set(key.index(), copy, 0)?;
         }
         "SERVICE_STATES" => {
             let slot = *maps.read_service_states()?.keys().next().with_context(missing)?;

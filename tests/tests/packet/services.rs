@@ -64,12 +64,16 @@ fn indexed() -> Vec<Case> {
     }
     let case = |name, given: fn(&mut State)| local(name, HTTP, &syn(HTTP), LOCAL, false).given(given).then(opened);
     vec![
-        case("a Service whose index has the copy of another one", |state| {
+        case("a Service whose element has the copy of another one", |state| {
             let other = IndexedService::new(HTTPS.key(), &state.services[&HTTPS.key()]).unwrap();
             state.service_index.insert(HTTP.key().index(), other);
         }),
         case("a Service whose copy is written at this moment", |state| put(state, |copy| copy.0[1] = 0)),
-        case("a Service whose copy's check is written at this moment", |state| put(state, |copy| copy.0[3] += 1)),
+        case("a Service whose copy's check is written at this moment", |state| {
+            let other = IndexedService::new(HTTP.key(), &state.services[&HTTPS.key()]).unwrap();
+            let [first, second, third, check] = other.0;
+            state.service_index.insert(HTTP.key().index(), IndexedService([first, second, third, check + 1]));
+        }),
         case("a copy is enough", |state| {
             put(state, |_| {});
             state.services.remove(&HTTP.key());

@@ -3,15 +3,19 @@
 use std::net::Ipv4Addr;
 
 use aya::maps::MapData;
-use vipmux_common::abi::{
-    Address, BACKEND_LOCAL, BACKEND_READY, FLOW_ISN, FLOW_REPLIES, Fence, FlowRecord, FlowSecret, ServiceKey,
-    VIP_LEADING, VipValue,
+use vipmux_common::{
+    abi::{
+        Address, BACKEND_LOCAL, BACKEND_READY, FLOW_ISN, FLOW_REPLIES, Fence, FlowRecord, FlowSecret, ServiceKey,
+        ServiceValue, VIP_LEADING, VipValue,
+    },
+    service_index::IndexedService,
 };
 
 use super::*;
 use crate::bpf::{
     load::load,
     maps::{fixture::mounted, mapped_array::Access},
+    service_index::elements,
 };
 
 /// Flows that the table has room for in these tests.
@@ -174,11 +178,30 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     assert_eq!(maps.read_vips().unwrap(), BTreeMap::from([(address(10), vip)]));
     let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
     assert_eq!(maps.read_services().unwrap()[&key].slot, 9);
+    assert_eq!(maps.read_service_index().unwrap(), elements(&maps.read_services().unwrap()));
+    assert!(maps.read_service_index().unwrap().contains_key(&key.index()));
     assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123, ..Fence::default() });
     assert_eq!(maps.read_table(250, 4).unwrap(), [3, 0, 4, 5]);
     assert!(maps.read_leaders().unwrap().is_empty() && maps.read_members().unwrap().is_empty());
     assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "an equal map stays the same");
     assert!(!pins.old_maps().exists() && !pins.next_maps().exists());
+}
+
+/// An agent that ended between its write to `SERVICES` and that of the copy leaves such an index.
+#[test]
+fn a_copy_of_an_earlier_revision_does_not_outlive_a_start() {
+    let Some(pins) = mounted() else { return };
+    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
+    let config = abi::Config { abi: ABI_VERSION, ..maps.read_config().unwrap() };
+    maps.config.set(0, config, 0).unwrap();
+    let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
+    let value = ServiceValue { slot: 9, generation: 55, table: 502, table_length: 251, ..ServiceValue::default() };
+    let earlier = IndexedService::new(key, &ServiceValue { table: 0, ..value }).unwrap();
+    maps.services.insert(key, value, 0).unwrap();
+    maps.service_index.set(key.index(), earlier, 0).unwrap();
+    drop((programs, maps));
+    let (_programs, maps) = load(&pins, FLOWS).unwrap();
+    assert_eq!(maps.read_service_index().unwrap()[&key.index()].value(key), Some(value));
 }
 
 /// In version 10, the programs had their answer about the fence in a map of its own, `LAPSE`.
