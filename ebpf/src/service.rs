@@ -15,6 +15,7 @@ use crate::{
     known::Source,
     maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES},
     vip,
+    wire::opaque,
 };
 
 /// Returns a copy of the Service port's revision, by its VIP. The element itself may
@@ -22,13 +23,16 @@ use crate::{
 #[inline(always)]
 pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropReason> {
     let mut claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
-    let indexed = SERVICE_INDEX.get_ptr(claim.index()).and_then(|element| {
+    if let Some(element) = SERVICE_INDEX.get_ptr(claim.index()) {
         // SAFETY: words of a map value.
         let word = |number| unsafe { ptr::read_volatile(element.cast::<u64>().add(number)) };
-        IndexedService([word(0), word(1), word(2), word(3)]).value(claim)
-    });
-    if let Some(service) = indexed {
-        return Ok(service);
+        let copy = IndexedService([word(0), word(1), word(2), word(3)]);
+        if let Some(service) = copy.value(claim) {
+            // Zero, which the verifier does not know. So it checks once what follows, and not again for a
+            // Service from the map.
+            let affinity = (opaque(copy.0[3]) ^ copy.0[3]) as u32;
+            return Ok(ServiceValue { affinity, ..service });
+        }
     }
     // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
     if let Some(service) = unsafe { SERVICES.get(claim) } {
