@@ -132,7 +132,7 @@ impl Endpoints {
         if slice.address_type == "FQDN" {
             left_out.push("address type FQDN is not supported".to_owned());
         } else {
-            let ports = ports(slice, service);
+            let mut endpoints = Vec::new();
             for endpoint in slice.endpoints.iter().flatten() {
                 let address = match address(endpoint) {
                     Ok(address) => address,
@@ -143,10 +143,10 @@ impl Endpoints {
                 };
                 let (node, lost) = places.of(endpoint, address);
                 let condition = Condition::of(endpoint.conditions.as_ref());
-                let known = lost.is_none();
+                endpoints.push((address, SliceEndpoint { node, known: lost.is_none(), condition }));
                 left_out.extend(lost);
-                self.add_endpoint(&service.name, &ports, address, &SliceEndpoint { node, known, condition });
             }
+            self.add_usable(&service.name, ports(slice, service), &endpoints);
         }
         if let Some(first) = left_out.first() {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
@@ -156,24 +156,17 @@ impl Endpoints {
         }
     }
 
-    fn add_endpoint(
-        &mut self,
-        service: &ServiceName,
-        ports: &[(String, Port)],
-        address: IpAddr,
-        endpoint: &SliceEndpoint,
-    ) {
-        if !self.0.contains_key(service) {
-            self.0.insert(service.clone(), BTreeMap::new());
-        }
-        let Some(of_service) = self.0.get_mut(service) else { return };
+    fn add_usable(&mut self, service: &ServiceName, ports: Vec<(String, Port)>, endpoints: &[(IpAddr, SliceEndpoint)]) {
+        let of_service = self.0.entry(service.clone()).or_default();
         for (name, port) in ports {
-            let of_port = of_service.entry((name.clone(), port.protocol)).or_default();
-            let entry = of_port.entry((address, port.number.one())).or_insert_with(|| endpoint.clone());
-            // One endpoint can be in two slices while it moves between them. The better report
-            // counts.
-            if (endpoint.known, endpoint.condition) > (entry.known, entry.condition) {
-                *entry = endpoint.clone();
+            let of_port = of_service.entry((name, port.protocol)).or_default();
+            for (address, endpoint) in endpoints {
+                let entry = of_port.entry((*address, port.number.one())).or_insert_with(|| endpoint.clone());
+                // One endpoint can be in two slices while it moves between them. The better report
+                // counts.
+                if (endpoint.known, endpoint.condition) > (entry.known, entry.condition) {
+                    *entry = endpoint.clone();
+                }
             }
         }
     }
