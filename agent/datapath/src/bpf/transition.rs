@@ -114,10 +114,7 @@ impl Transition {
         copy_config(&maps, &next)?;
         for name in &self.changed {
             if *name == FLOWS {
-                let homeless = flows::carry(&maps, &next)?;
-                if homeless > 0 {
-                    tracing::warn!(map = name, refused = homeless, "map has no room for some entries");
-                }
+                carry_flows(&maps, &next)?;
                 continue;
             }
             let (old, new) = (RawMap::open(&maps, name)?, RawMap::open(&next, name)?);
@@ -170,7 +167,7 @@ impl Transition {
                 continue;
             }
             if *name == FLOWS {
-                flows::carry(&old, &maps)?;
+                carry_flows(&old, &maps)?;
                 continue;
             }
             if !from.layout().is_hash() {
@@ -182,6 +179,15 @@ impl Transition {
         }
         Ok(())
     }
+}
+
+/// Adds the flows of the maps in one folder to the table in another one.
+fn carry_flows(from: &Path, to: &Path) -> Result<(), LoadError> {
+    let refused = flows::carry(from, to)?;
+    if refused > 0 {
+        tracing::warn!(map = FLOWS, refused, "map has no room for some entries");
+    }
+    Ok(())
 }
 
 /// Writes the differences between `first`, the first copy, and `now`, the current entries of the

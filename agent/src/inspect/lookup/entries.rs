@@ -27,6 +27,12 @@ impl LookupMaps<'_> {
         entry("SERVICES", self.0.services.get(&key, 0))
     }
 
+    /// Looks up the copy of an entry of `SERVICES` in `SERVICE_INDEX`, where the program looks first.
+    pub(super) fn service_copy(&self, key: ServiceKey) -> Result<Option<ServiceValue>, MapsError> {
+        let element = entry("SERVICE_INDEX", self.0.service_index.get(&key.index(), 0))?;
+        Ok(element.and_then(|element| element.value(key)))
+    }
+
     /// Looks up an entry of `SERVICE_STATES`.
     pub(super) fn service_state(&self, slot: u32) -> Result<Option<ServiceState>, MapsError> {
         entry("SERVICE_STATES", self.0.service_states.get(&slot, 0))

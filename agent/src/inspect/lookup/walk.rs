@@ -318,8 +318,12 @@ impl Walk<'_> {
     fn service(&mut self, key: &FlowKey, vip: &VipValue) -> Result<Option<ServiceValue>, MapsError> {
         let (port, protocol) = (self.request.vip.port(), self.request.protocol);
         let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: protocol.number(), padding: 0 };
-        let mut found = self.entries.service(claim)?;
+        let (copy, entry) = (self.entries.service_copy(claim)?, self.entries.service(claim)?);
+        let mut found = copy.or(entry);
         let mut what = format!("port {port}/{protocol}");
+        if copy.is_some() && copy != entry {
+            what += ", by a copy in SERVICE_INDEX that differs from SERVICES";
+        }
         if found.is_none() && vip.flags & VIP_ALL_PORTS != 0 {
             found = self.entries.service(ServiceKey { port: 0, ..claim })?;
             what = format!("every {protocol} port");

@@ -13,8 +13,9 @@ use nix::{
 };
 use vipmux_common::abi::{
     BACKEND_READY, Backend, Config, DropReason, Fence, INTERFACE_OWN_MAC, Interface, Mac, Node, ServiceState,
-    UNCLAIMED_PASS,
+    ServiceValue, UNCLAIMED_PASS,
 };
+use vipmux_common::service_index::IndexedService;
 
 use super::cluster::{Cluster, HZ, IDLE, handover_mac, mac, request};
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
 };
 use vipmux_datapath::bpf::{
     maps::Maps,
+    service_index::ServiceIndex,
     vip_index::VipIndex,
     xdp::{Buffers, load_xdp},
 };
@@ -214,6 +216,17 @@ fn a_lookup_says_what_the_program_does() {
         change(&mut backend);
         maps.backends.set(index, backend, 0).unwrap();
     };
+    ServiceIndex::rebuild(written).unwrap();
+    seen.extend(compare(program, &maps, "with copies of Services"));
+    let services = written.read_services().unwrap();
+    let (key, value) = services.iter().find(|(key, _)| key.port == 81_u16.to_be()).unwrap();
+    let stale = ServiceValue { table_length: 0, local_length: 0, ..*value };
+    written.service_index.set(key.index(), IndexedService::new(*key, &stale).unwrap(), 0).unwrap();
+    age(written);
+    seen.extend(compare(program, &maps, "with a copy that differs from its entry"));
+    let found = walk(&maps, &Clock::now(HZ).unwrap(), &request(6000, 81, Protocol::Tcp)).unwrap();
+    assert!(found.steps.iter().any(|step| step.finding.contains("differs from SERVICES")), "{:#?}", found.steps);
+    ServiceIndex::rebuild(written).unwrap();
     change(written, 0, |backend| backend.flags &= !BACKEND_READY);
     seen.extend(compare(program, &maps, "with a draining backend"));
     change(written, 1, |backend| backend.generation += 50);

@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 use aya::maps::MapData;
 use vipmux_common::{
     abi::{
-        Address, BACKEND_LOCAL, BACKEND_READY, FLOW_ISN, FLOW_REPLIES, Fence, FlowRecord, FlowSecret, ServiceKey,
-        ServiceValue, VIP_LEADING, VipValue,
+        Address, BACKEND_LOCAL, BACKEND_READY, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_REPLIES, Fence,
+        FlowRecord, FlowSecret, ServiceKey, ServiceValue, VIP_LEADING, VipValue,
     },
     service_index::IndexedService,
 };
@@ -125,6 +125,14 @@ fn flows(maps: &Maps) -> BTreeMap<u16, FlowRecord> {
     records.records().map(|flow| (u16::from_be(flow.client_port), FlowRecord { check: 0, of_set: 0, ..flow })).collect()
 }
 
+/// Writes the configuration, as an agent does after [`load`]. Without it, the next one takes the maps for new.
+fn begin_to_use(maps: &mut Maps) -> abi::Config {
+    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
+    let config = abi::Config { flow_mask, flow_secret, ..new_config() };
+    maps.config.set(0, config, 0).unwrap();
+    config
+}
+
 /// Puts a Service port and its backends into maps of version 3.
 fn put_service_3(maps: &Path) {
     put(maps, "SERVICE_STATES", &words(&[9]), &words(&[55, 0]));
@@ -210,8 +218,7 @@ fn the_maps_of_version_10_are_taken_over() {
     const PER_CPU_ARRAY: u32 = 6;
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
-    let config = abi::Config { abi: 10, flow_mask, flow_secret, next_vip: 41, ..new_config() };
+    let config = abi::Config { abi: 10, next_vip: 41, ..begin_to_use(&mut maps) };
     maps.config.set(0, config, 0).unwrap();
     assert!(maps.writable_flow_table().unwrap().add(flow_8(4000, 7)));
     let flows_before = flows(&maps);
@@ -235,8 +242,7 @@ fn the_maps_of_version_10_are_taken_over() {
 fn global_variables_keep_their_values_when_the_programs_are_loaded_again() {
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
-    let config = abi::Config { flow_mask, flow_secret, next_vip: 41, ..new_config() };
+    let config = abi::Config { next_vip: 41, ..begin_to_use(&mut maps) };
     maps.config.set(0, config, 0).unwrap();
     maps.write_deadline(123).unwrap();
     drop((programs, maps));
@@ -249,9 +255,7 @@ fn global_variables_keep_their_values_when_the_programs_are_loaded_again() {
 fn a_flow_table_of_another_size_keeps_its_records_and_the_rest_stays() {
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
-    let config = abi::Config { flow_mask, flow_secret, ..new_config() };
-    maps.config.set(0, config, 0).unwrap();
+    let config = begin_to_use(&mut maps);
     let table = maps.writable_flow_table().unwrap();
     assert!((0..500).all(|port| table.add(flow_8(port, 7))));
     let before = flows(&maps);
@@ -272,6 +276,41 @@ fn a_flow_table_of_another_size_keeps_its_records_and_the_rest_stays() {
     let table = id("FLOWS");
     drop(load(&pins, FLOWS / 2).unwrap());
     assert_eq!(id("FLOWS"), table, "the same size is no change");
+}
+
+#[test]
+fn live_flows_are_kept_if_a_smaller_table_has_no_room_for_all() {
+    let Some(pins) = mounted() else { return };
+    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
+    begin_to_use(&mut maps);
+    let table = maps.writable_flow_table().unwrap();
+    let closed = u8::try_from(FLOW_CLIENT_FIN | FLOW_BACKEND_FIN).unwrap();
+    for port in 0..3000 {
+        table.add(FlowRecord { flags: closed, ..flow(port, REMOTE) });
+    }
+    let live: Vec<_> = (3000..3512).filter(|port| table.add(flow_8(*port, 7))).collect();
+    drop((programs, maps));
+
+    let (_programs, maps) = load(&pins, FLOWS / 2).unwrap();
+    let after = flows(&maps);
+    assert!(after.len() > 1900, "{} of 2048", after.len());
+    // Few sets have only live ones.
+    let lost = live.iter().filter(|port| !after.contains_key(port)).count();
+    assert!(live.len() > 500 && lost <= 5, "{lost} of {}", live.len());
+}
+
+#[test]
+fn each_node_draws_a_secret_for_its_flow_table_and_keeps_it() {
+    let Some(one) = mounted() else { return };
+    let other = Pins::new(one.root().with_file_name("other"));
+    let secret = |pins| {
+        let (_programs, mut maps) = load(pins, FLOWS).unwrap();
+        let FlowSecret { sum, client, port } = begin_to_use(&mut maps).flow_secret;
+        [sum, port, client[0], client[1], client[2], client[3]]
+    };
+    let drawn = secret(&one);
+    assert!(drawn.iter().zip(secret(&other)).all(|(one, other)| *one != 0 && *one != other));
+    assert_eq!(secret(&one), drawn);
 }
 
 /// Writes until the links were swapped are carried over. Later writes of the new programs are not
@@ -320,8 +359,7 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
 fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
-    maps.config.set(0, abi::Config { flow_mask, flow_secret, ..new_config() }, 0).unwrap();
+    begin_to_use(&mut maps);
     let table = maps.writable_flow_table().unwrap();
     assert!((0..9).all(|port| table.add(flow(port, REMOTE))));
     let before = flows(&maps);
