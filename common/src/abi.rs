@@ -25,7 +25,8 @@ pub const ABI_VERSION: u32 = 12;
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
 /// former behavior ([`Config`]: the default for zero). Nothing else changes its place, its size or
 /// its meaning. Arrays of counters start at zero when their size changes, so their indices may
-/// change then. Any other change begins the next family, at the next hundred.
+/// change then. Any other change begins the next family, at the next hundred. There is one exception: until
+/// version 7, `FLOWS` was an LRU map, whose records the agent knows (`transition/flows.rs`).
 pub const COMPATIBLE: core::ops::Range<u32> = 3..100;
 
 /// The first byte of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). The

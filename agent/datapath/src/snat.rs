@@ -1,7 +1,7 @@
 //! Keeps the source of replies when conntrack loses their flow: identity SNAT.
 //!
-//! The egress program recognizes a reply of a local backend by its source address and port (the
-//! `REVERSE` map). Conntrack may lose a live flow: an idle UDP flow, or after a flush. The
+//! The egress program recognizes a reply of a local backend by its source address and port, and finds its
+//! flow's record. Conntrack may lose a live flow: an idle UDP flow, or after a flush. The
 //! backend's next packet then looks like the first of a new connection. The CNI's MASQUERADE rules
 //! give it the node's address and another port, so the client does not recognize it. Therefore
 //! vipmux has its own nat chain, just before theirs. It "translates" such packets to the source

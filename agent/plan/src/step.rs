@@ -7,7 +7,8 @@ use vipmux_common::abi::{self, Mac};
 use crate::capacity::CapacityRefusal;
 use vipmux_model::{PortClaim, ServiceName};
 
-/// One write to the kernel. Steps are executed in order; each is atomic for a packet.
+/// A write to the kernel. Steps are executed in order; each is atomic for a packet. Some also write a copy,
+/// which packets of its key find first: `BACKEND_NODES`, `SERVICE_INDEX`, `VIP_INDEX`. Then that write decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// `CONFIG[0]`.

@@ -22,7 +22,7 @@ use crate::output::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LookupStep {
     /// The question: `client`, `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`,
-    /// `table`, `backend`, `reverse` or `node`.
+    /// `table`, `backend`, `replies` or `node`.
     pub step: &'static str,
     /// The answer.
     pub finding: String,

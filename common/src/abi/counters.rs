@@ -44,8 +44,9 @@ counters! {
         Fragment = "fragment",
         /// The client's address is in none of the Service's source ranges.
         SourceRange = "source_range",
-        /// A new flow to a local backend, and all records that it could have are of established
-        /// connections to local backends.
+        /// A new flow to a local backend, and no record for it: all that it could have are of established
+        /// connections to local backends, or other CPUs have locked them. Or a fragmented datagram, and its
+        /// sender has too many of them.
         RecordLimited = "record_limited",
         /// No Service claims this port.
         NoService = "no_service",
@@ -63,7 +64,7 @@ counters! {
         TooBig = "too_big",
         /// Two live flows of one client to two VIP ports end at one backend port.
         TupleCollision = "tuple_collision",
-        /// A flow or reverse-flow record could not be written.
+        /// A flow's record could not be written.
         RecordFailed = "record_failed",
         /// A reply that should be translated could not be.
         ReplyFailed = "reply_failed",

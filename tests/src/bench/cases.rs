@@ -1,4 +1,4 @@
-//! The cases, in two phases: a flood of new flows would evict the known ones.
+//! The cases, in two phases: first known flows, then new ones into full tables.
 
 use std::{net::Ipv4Addr, rc::Rc};
 

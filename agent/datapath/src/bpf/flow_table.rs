@@ -63,7 +63,7 @@ impl FlowTable {
     pub fn of_client(&self, key: &FlowKey) -> impl Iterator<Item = FlowRecord> {
         let place = Place::new(&self.secret, &key.client, key.client_port, key.protocol);
         let [first, second] = self.sets(place);
-        // As the programs do.
+        // As the programs do. They forget an overflow after a day, so this may find more.
         let has_overflowed = low(self.overflow(place).load(Relaxed)) != 0;
         let second = second.take(if has_overflowed { WAYS as usize } else { 0 });
         let records = first.chain(second).filter_map(|position| self.get(position));
