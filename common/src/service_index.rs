@@ -64,7 +64,7 @@ impl ServiceKey {
 
     /// Returns the key without the VIP.
     #[inline(always)]
-    const fn claim(&self) -> u32 {
+    const fn claim(self) -> u32 {
         self.port as u32 | (self.protocol as u32) << 16 | (self.padding as u32) << 24
     }
 }
