@@ -110,7 +110,7 @@ pub(crate) fn of_half_a_million_per_second() {
         let (succeeded, all) = flood(&program, syns);
         assert!(succeeded * 100 >= all * 95, "{records} records: {succeeded} of {all} new connections succeeded");
         let lost = here.iter().filter(|client| !client.is_answered(&program, ACK | PSH)).count();
-        assert_eq!(lost, 0, "{records} records: of {CONNECTIONS} backends that send first");
+        assert_eq!(lost, 0, "{records} records: of {} backends that send first", here.len());
         // In a small table, eight live flows can have the same sets. Then a SYN to a backend here takes the
         // record of one to another node, which goes on by the Service's table.
         let evicted = program.counters().unwrap().since(&before).stats[Stat::EvictedLive as usize].packets;

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Layouts of one family ([`abi::COMPATIBLE`]) only add fields to each other. So the copy needs no
-//! knowledge of them, but for `FLOWS` ([`flows`]): it cuts or extends values at their ends. Ids, indices, generations and flows
-//! stay the same.
+//! knowledge of them, but for `FLOWS` ([`flows`]): it cuts or extends values at their ends. Ids,
+//! indices, generations and flows stay the same.
 
 use std::{
     collections::{BTreeMap, HashMap},
