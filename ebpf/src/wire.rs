@@ -143,7 +143,9 @@ pub(crate) fn after_load(number: u32, loaded: u32) -> u32 {
 }
 
 /// Adds to a number in a map, atomically. This form has no result, so kernels before 5.12 and
-/// before 5.18 on arm64 have it too. On x86-64 it orders memory; on arm64 it does not.
+/// before 5.18 on arm64 have it too. On x86-64 it orders memory. On arm64 it does not, so the agent
+/// changes it there to the form with a result (`vipmux_datapath::bpf::object`). That one overwrites
+/// the register of `increase`.
 ///
 /// # Safety
 /// `number` points into a map value, aligned.
@@ -152,7 +154,10 @@ pub(crate) fn after_load(number: u32, loaded: u32) -> u32 {
 pub(crate) unsafe fn add_atomically(number: *mut u32, increase: u32) {
     // SAFETY: the caller's.
     unsafe {
-        asm!("lock *(u32 *)({} + 0) += {}", in(reg) number, in(wreg) increase, options(nostack, preserves_flags));
+        asm!(
+            "lock *(u32 *)({} + 0) += {}",
+            in(reg) number, inout(wreg) increase => _, options(nostack, preserves_flags)
+        );
     }
 }
 

@@ -1,8 +1,8 @@
 //! Measures vipmux. A packet's cost is in nanoseconds above an empty program in the same run. The
-//! other parts are packets per second of several cores ([`cores`]), packets per core beside
-//! nftables ([`forwarding`]), the duration of changes ([`sync`]) and of views ([`inspect`]), the
-//! cost of allocations ([`allocation`]), and the outage of a VIP when its node fails
-//! ([`mod@failover`]).
+//! other parts are packets per second of several cores ([`cores`]), connections beside a flood
+//! ([`mod@flood`]), packets per core beside nftables ([`forwarding`]), the duration of changes
+//! ([`sync`]) and of views ([`inspect`]), the cost of allocations ([`allocation`]), and the outage of
+//! a VIP when its node fails ([`mod@failover`]).
 //!
 //! `BPF_PROG_TEST_RUN` repeats a small wrapper. It restores the packet, picks the next flow and
 //! tail-calls the program under test. Time is the thread's CPU time, so other load on the machine
@@ -13,6 +13,7 @@ pub mod allocation;
 mod cases;
 pub mod cores;
 pub mod failover;
+pub mod flood;
 pub mod forwarding;
 mod goals;
 pub mod inspect;
@@ -67,6 +68,8 @@ pub enum Part {
     Packets,
     /// Packets per second of several cores, compared with one.
     Cores,
+    /// What a flood of SYNs does to other connections.
+    Flood,
     /// Packets per core, compared with nftables rules like kube-proxy's.
     Forwarding,
     /// The duration of a change, from its file to the kernel.
@@ -86,6 +89,7 @@ impl Part {
             Self::All => "all",
             Self::Packets => "packets",
             Self::Cores => "cores",
+            Self::Flood => "flood",
             Self::Forwarding => "forwarding",
             Self::Sync => "sync",
             Self::Allocate => "allocate",
@@ -147,6 +151,10 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
     if wanted(Part::Packets) {
         let result = packets(plan, &mut measured, progress);
         note(Part::Packets, result);
+    }
+    if wanted(Part::Flood) {
+        let result = flood::run(progress);
+        note(Part::Flood, result.map(|rows| measured.flood = rows));
     }
     if wanted(Part::Forwarding) {
         let result = forwarding::run(plan, progress);

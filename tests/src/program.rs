@@ -17,6 +17,7 @@ use vipmux_common::{
     service_index::IndexedService,
 };
 use vipmux_datapath::bpf::{
+    object::object,
     vip_index,
     xdp::{Buffers, load_xdp},
 };
@@ -74,11 +75,16 @@ impl Program {
 
     /// Like [`Self::load`], with XDP programs of this kind.
     pub fn load_for(state: &State, flows: u32, buffers: Buffers) -> Result<Self> {
+        Self::load_object(&object(), state, flows, buffers)
+    }
+
+    /// Like [`Self::load_for`], from this data plane's object.
+    pub fn load_object(object: &[u8], state: &State, flows: u32, buffers: Buffers) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         for (name, entries) in state.capacities(flows)? {
             loader.map_max_entries(name, entries);
         }
-        let mut ebpf = loader.load(vipmux_datapath::bpf::OBJECT).context("loading the data plane's object")?;
+        let mut ebpf = loader.load(object).context("loading the data plane's object")?;
         load_xdp(&mut ebpf, buffers)?;
         let egress: &mut SchedClassifier =
             ebpf.program_mut("vipmux_egress").context("no program vipmux_egress")?.try_into()?;

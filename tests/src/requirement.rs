@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use nix::unistd::geteuid;
 
+use vipmux_datapath::bpf::object::kernel_has_results;
+
 use crate::{
     cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, pod_network::PodNetwork,
     real_cluster::System, sctp,
@@ -120,6 +122,16 @@ pub fn pods(network: PodNetwork) -> Result<bool> {
 /// kernel helps. The packet suite covers SCTP everywhere.
 pub fn sctp() -> Result<bool> {
     if sctp::is_supported()? { Ok(true) } else { skip("this kernel has no SCTP, run it on one with the module sctp") }
+}
+
+/// Returns whether the kernel has the locks of arm64, whose atomic additions have a result. If not,
+/// that is no error with `CI=true`, since only another kernel helps.
+pub fn atomic_results() -> Result<bool> {
+    if kernel_has_results() {
+        Ok(true)
+    } else {
+        skip("this kernel has no atomic additions with a result, run it on 5.18")
+    }
 }
 
 fn skip(why: &str) -> Result<bool> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::{capabilities, cluster, setup, workspace};
 
 /// Parts of the bench that need no other program to compare with.
-const OTHER_PARTS: [&str; 6] = ["packets", "cores", "forwarding", "sync", "allocate", "inspect"];
+const OTHER_PARTS: [&str; 7] = ["packets", "cores", "flood", "forwarding", "sync", "allocate", "inspect"];
 
 /// Builds the bench with optimizations, then executes it. Only the bench writes to stdout, for
 /// `--json`.

@@ -2,18 +2,25 @@
 //! QEMU.
 //!
 //! QEMU emulates the CPU, so no KVM is needed. A guest is a kernel, its network modules, and an
-//! initramfs with this machine's test executables and their libraries. It boots in 2 to 3 s.
+//! initramfs with this machine's test executables and their libraries. It boots in 2 to 3 s. A guest
+//! for arm64 has static executables, and Debian's programs.
 
 mod archive;
 mod guest;
+mod machine;
 mod root;
 mod suites;
 
-use std::{path::PathBuf, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Instant,
+};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
+use self::machine::Machine;
 use crate::{
     setup,
     summary::{self, Outcome},
@@ -36,6 +43,9 @@ pub(crate) enum Kernel {
     /// The kernel of Debian's development suite
     #[value(name = "newest")]
     Sid,
+    /// Debian 12's for arm64, with two CPUs
+    #[value(name = "6.1-arm64")]
+    BookwormArm64,
 }
 
 impl Kernel {
@@ -47,9 +57,17 @@ impl Kernel {
     const fn suite(self) -> &'static str {
         match self {
             Self::Bullseye => "bullseye",
-            Self::Bookworm => "bookworm",
+            Self::Bookworm | Self::BookwormArm64 => "bookworm",
             Self::Trixie => "trixie",
             Self::Sid => "sid",
+        }
+    }
+
+    /// The architecture, as Debian and images name it.
+    const fn architecture(self) -> &'static str {
+        match self {
+            Self::BookwormArm64 => "arm64",
+            Self::Bullseye | Self::Bookworm | Self::Trixie | Self::Sid => "amd64",
         }
     }
 }
@@ -58,25 +76,30 @@ impl Kernel {
 /// one. With `update`, cached kernels are replaced by newer packages.
 pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
     if !cfg!(target_arch = "x86_64") {
-        bail!(
-            "`cargo xtask vm` only supports x86-64 guests, which run this machine's executables: use an x86-64 machine"
-        );
+        bail!("`cargo xtask vm` runs this machine's executables in x86-64 guests: use an x86-64 machine");
     }
     let mut kernels = if kernels.is_empty() { Kernel::value_variants() } else { kernels }.to_vec();
     kernels.sort_unstable();
     kernels.dedup();
-    setup::guests()?;
+    let machines = kernels.iter().map(|kernel| kernel.architecture()).collect::<BTreeSet<_>>();
+    let machines = machines.into_iter().map(Machine::of).collect::<Result<Vec<_>>>()?;
+    setup::guests(&machines.iter().map(|machine| machine.qemu).collect::<Vec<_>>())?;
     let folder = workspace::target_folder()?.join("vm");
     let _lock = workspace::lock(&folder)?;
-    let executables = suites::build()?;
-    let files = root::pack(&folder, &executables)?;
+    let mut files = BTreeMap::new();
+    for machine in machines {
+        let executables = suites::build(&machine)?;
+        let packed = root::pack(&machine, &folder, &executables)?;
+        files.insert(machine.platform.architecture, (machine, packed));
+    }
     let mut rows = Vec::new();
     for kernel in kernels {
         let start = Instant::now();
-        let outcome = match archive::kernel(&cache()?, kernel.suite(), update) {
+        let (machine, files) = &files[kernel.architecture()];
+        let outcome = match archive::kernel(machine, &cache()?, kernel.suite(), update) {
             Ok(image) => {
                 workspace::progress(&format!("kernel {}: {}", kernel.name(), image.release));
-                guest::run(&folder, &image, &files)
+                guest::run(machine, &folder, &image, files)
             }
             Err(error) => {
                 let error = error.context(format!("no kernel from Debian's suite {}", kernel.suite()));

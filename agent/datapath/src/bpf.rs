@@ -8,6 +8,7 @@ pub mod dry_run;
 pub mod flow_table;
 pub mod load;
 pub mod maps;
+pub mod object;
 pub mod pinned;
 pub mod pins;
 pub mod place;
@@ -22,7 +23,4 @@ pub mod xdp;
 #[cfg(test)]
 mod tests;
 
-use aya::include_bytes_aligned;
-
-/// The BPF object (`ebpf/`), built by the build script.
-pub static OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_BPF_OBJECT"));
+pub use self::object::OBJECT;

@@ -7,6 +7,7 @@ use super::{
     allocation::Cost,
     cores::{BESIDE_FLOOD, CoreRate},
     failover::Failover,
+    flood::Flood,
     forwarding::Rate,
     inspect::Elapsed,
     katran::Comparison,
@@ -44,15 +45,18 @@ const PACKETS: [(&str, f64, &[&str]); 10] = [
     ("established, remote, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
     ("established, remote, UDP, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
     ("established, local, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
-    ("established, remote, many, few", 1.0, &["LRU lookup, many flows"]),
-    ("established, remote, many, all", 1.0, &["LRU lookup, many flows"]),
-    ("established, local, many, few", 1.25, &["LRU lookup, many flows"]),
-    ("established, remote, full table", 1.25, &["LRU lookup, many flows"]),
+    // A record of many is one line of the table away.
+    ("established, remote, many, few", 1.0, &["established, remote, one flow", "own table, many flows"]),
+    ("established, remote, many, all", 1.0, &["established, remote, one flow", "own table, many flows"]),
+    ("established, local, many, few", 1.25, &["established, local, one flow", "own table, many flows"]),
+    ("established, remote, full table", 1.25, &["established, remote, one flow", "own table, many flows"]),
     ("new flow, remote", 1.0, &["LRU insertion"]),
     ("new flow, local", 1.0, &["LRU insertion"]),
 ];
 /// The least share of linear growth with cores.
 const LINEAR: f64 = 0.9;
+/// The least share of new connections that succeed beside a flood.
+const BESIDE_SYNS: f64 = 0.95;
 /// Cases, with their lowest rate as a multiple of nftables rules' rate.
 const FORWARDING: [(&str, f64); 4] =
     [("hand-over, established", 2.5), ("hand-over, new", 4.0), ("local, established", 1.3), ("local, new", 2.0)];
@@ -70,7 +74,7 @@ const OURS: &str = "vipmux";
 
 /// Returns all goals that these figures cover. Packet costs are with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
-    let Measured { figures, ratios, katran, cores, forwarding, sync, allocation, inspect, failover } = measured;
+    let Measured { figures, ratios, katran, cores, flood, forwarding, sync, allocation, inspect, failover } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
@@ -86,6 +90,11 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     {
         let goal = format!("{case}: {cores} cores, share of linear");
         goals.extend(linear.map(|linear| Goal::at_least(goal, linear, LINEAR)));
+    }
+    for Flood { records, lost, evicted: _, succeeded } in flood {
+        let of = |what: &str| format!("flood, {records} records: {what}");
+        goals.push(Goal::at_most(of("live connections lost"), count(*lost), 0.0));
+        goals.push(Goal::at_least(of("share of new connections that succeed"), *succeeded, BESIDE_SYNS));
     }
     for (case, least) in FORWARDING {
         let Some(Rate { ratio, .. }) = forwarding.iter().find(|rate| rate.case == case) else { continue };
@@ -121,23 +130,27 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
 fn failovers(row: &Failover) -> Vec<Goal> {
     let Failover { case, planned, runs, longest, double_answers, broken, failures, .. } = row;
     let (median, worst) = AWAY;
-    #[expect(clippy::cast_precision_loss, reason = "few values")]
-    let count = |what: &str, number: usize| {
-        let number = if *runs > 0 { number as f64 } else { f64::NAN };
+    let none = |what: &str, number: usize| {
+        let number = if *runs > 0 { count(number) } else { f64::NAN };
         Goal::at_most(format!("{case}: {what}"), number, 0.0)
     };
     let mut goals = if *planned {
-        vec![count("requests lost", longest.lost)]
+        vec![none("requests lost", longest.lost)]
     } else {
         vec![
             Goal::at_most(format!("{case}: ms without an answer, median"), longest.median, median),
             Goal::at_most(format!("{case}: ms without an answer, worst"), longest.worst, worst),
         ]
     };
-    goals.push(count("requests that two nodes answered", *double_answers));
-    goals.push(count("connections broken", *broken));
-    goals.push(count("runs that failed", failures.len()));
+    goals.push(none("requests that two nodes answered", *double_answers));
+    goals.push(none("connections broken", *broken));
+    goals.push(none("runs that failed", failures.len()));
     goals
+}
+
+#[expect(clippy::cast_precision_loss, reason = "few values")]
+fn count(number: usize) -> f64 {
+    number as f64
 }
 
 fn packets(figures: &[Figure], case: &str, most: f64, floors: &[&str]) -> Option<Goal> {
@@ -190,6 +203,27 @@ mod tests {
         };
         assert!(met(1.1));
         assert!(!met(1.2));
+    }
+
+    #[test]
+    fn many_flows_are_held_against_a_line_of_the_table() {
+        const MANY: &str = "established, remote, many, few";
+        let figures = |many| {
+            [("established, remote, one flow", 40.0), ("own table, many flows", 80.0), (MANY, many)]
+                .map(|(case, net)| figure(case, Some(10), net))
+        };
+        let met = |many| all(&Measured { figures: figures(many).to_vec(), ..Measured::default() })[0].met;
+        assert_eq!([met(119.0), met(121.0)], [true, false]);
+    }
+
+    #[test]
+    fn a_flood_must_break_no_connection_and_keep_few_out() {
+        let met = |lost, succeeded| {
+            let flood = vec![Flood { records: 4_096, lost, evicted: 1, succeeded }];
+            all(&Measured { flood, ..Measured::default() }).iter().map(|goal| goal.met).collect::<Vec<_>>()
+        };
+        assert_eq!(met(0, 0.96), [true, true]);
+        assert_eq!(met(1, 0.94), [false, false]);
     }
 
     #[test]

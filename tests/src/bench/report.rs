@@ -11,6 +11,7 @@ use super::{
     cases::Case,
     cores::CoreRate,
     failover::{Away, Failover},
+    flood::Flood,
     forwarding::Rate,
     goals::{self, Goal},
     inspect::Elapsed,
@@ -69,6 +70,8 @@ pub struct Measured {
     pub katran: Vec<Comparison>,
     /// Packets per second of several cores.
     pub cores: Vec<CoreRate>,
+    /// What floods do to other connections, by the size of the flow table.
+    pub flood: Vec<Flood>,
     /// Packets per core.
     pub forwarding: Vec<Rate>,
     /// The duration of changes, by the number of Services.
@@ -203,6 +206,9 @@ impl fmt::Display for Report {
         if !self.measured.cores.is_empty() {
             self.cores(f)?;
         }
+        if !self.measured.flood.is_empty() {
+            self.floods(f)?;
+        }
         if !self.measured.forwarding.is_empty() {
             self.rates(f)?;
         }
@@ -278,6 +284,14 @@ impl Report {
                 continue;
             };
             writeln!(f, "{case:<40}{cores:>9}{:>12.0}{linear:>9.2}", rate / 1e3)?;
+        }
+        Ok(())
+    }
+
+    fn floods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n{:<34}{:>9}{:>9}{:>12}", "half a million SYNs per second", "lost", "evicted", "new succeed")?;
+        for Flood { records, lost, evicted, succeeded } in &self.measured.flood {
+            writeln!(f, "{:<34}{lost:>9}{evicted:>9}{succeeded:>12.3}", format!("{records} records"))?;
         }
         Ok(())
     }
@@ -358,6 +372,17 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_small_machine_cannot_measure_is_said() {
+        let rate = |cores, rate| CoreRate { case: "new flow, local", cores, rate, linear: rate.map(|_| 1.0) };
+        let measured = Measured { cores: vec![rate(2, Some(2e6)), rate(16, None)], ..Measured::default() };
+        let report = Report::new(&Plan::default(), measured, Vec::new()).unwrap();
+        let text = report.to_string();
+        let row = |cores: &str| text.lines().find(|line| line.contains("local  ") && line.contains(cores)).unwrap();
+        assert!(row("  2 ").ends_with("2000     1.00"), "{text}");
+        assert!(row("  16 ").ends_with("too few CPUs"), "{text}");
+    }
 
     #[test]
     fn the_median_is_in_the_middle() {

@@ -41,7 +41,7 @@ const NODES: u32 = 10;
 pub(super) const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
 /// As an agent makes one by default.
 const HANDOVER_MAC: Mac = [0x0e, 0, 0, 0, 0, 1];
-const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
+pub(super) const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
 
 /// Returns a client's segment with these flags to the first Service on an address.
 pub(super) fn segment(from: Ipv4Addr, to: Ipv4Addr, flags: u8) -> Vec<u8> {

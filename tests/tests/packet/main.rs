@@ -107,6 +107,11 @@ fn many_cpus_write_one_set_and_every_record_stays_whole() {
 }
 
 #[test]
+fn many_cpus_write_one_set_with_the_locks_of_arm64() {
+    as_root(hammer::one_set_with_locks_of_arm64);
+}
+
+#[test]
 fn a_set_that_another_cpu_writes_is_left_alone() {
     as_root(records::locked_sets_are_left_alone);
 }

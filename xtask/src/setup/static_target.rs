@@ -100,6 +100,11 @@ impl Platform {
         self.compiler().program.0
     }
 
+    /// Returns the program that removes symbols from its programs here. It comes with the compiler.
+    pub(crate) fn strip(self) -> String {
+        if self.is_host() { "strip".to_owned() } else { self.c_compiler().replace("-gcc", "-strip") }
+    }
+
     /// Makes cargo build for it. On another machine the compiler also links: this machine's knows no other
     /// processors.
     pub(crate) fn configure(self, cargo: &mut Command) {
@@ -133,7 +138,8 @@ impl Platform {
         if self.is_host() { self.native } else { self.cross }
     }
 
-    fn is_host(self) -> bool {
+    /// Returns whether this machine is one.
+    pub(crate) fn is_host(self) -> bool {
         self.machine == env::consts::ARCH
     }
 }

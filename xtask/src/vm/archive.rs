@@ -12,11 +12,11 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::root;
+use super::{machine::Machine, root};
 use crate::workspace;
 
-/// The package that depends on the newest kernel of a suite, in the cloud flavor: the smallest one.
-const PACKAGE: &str = "linux-image-cloud-amd64";
+/// Programs of a guest that cannot run those of this machine.
+const PROGRAMS: [&str; 3] = ["busybox-static", "kmod", "nftables"];
 
 /// Prefixes of a kernel's packages. From 7.x on, the image depends on two others that hold its
 /// parts.
@@ -25,9 +25,9 @@ const PARTS: [&str; 3] = ["linux-image-", "linux-binary-", "linux-modules-"];
 /// Debian's archive is signed with these keys (package debian-archive-keyring).
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Folders below `lib/modules/RELEASE/kernel` that the suites may need. The others would fill the
-/// guest's memory.
-const MODULES: [&str; 5] = ["net", "drivers/net", "lib", "crypto", "arch/x86/crypto"];
+/// Folders below `lib/modules/RELEASE/kernel` that the suites may need, besides
+/// [`Machine::modules`]. The others would fill the guest's memory.
+const MODULES: [&str; 4] = ["net", "drivers/net", "lib", "crypto"];
 
 /// A kernel that can boot.
 pub(super) struct Image {
@@ -35,22 +35,28 @@ pub(super) struct Image {
     pub(super) release: String,
     /// The bootable image.
     pub(super) vmlinuz: PathBuf,
-    /// An initramfs archive with the modules.
+    /// An initramfs archive with the modules, and with the programs if the guest cannot run this
+    /// machine's.
     pub(super) modules: PathBuf,
 }
 
-/// Returns the kernel of a suite: the cached one, or the newest in the archive if none is cached or
-/// with `update`.
-pub(super) fn kernel(cache: &Path, suite: &str, update: bool) -> Result<Image> {
+/// Returns the kernel of a suite for a machine: the cached one, or the newest in the archive if none
+/// is cached or with `update`.
+pub(super) fn kernel(machine: &Machine, cache: &Path, suite: &str, update: bool) -> Result<Image> {
     let _lock = workspace::lock(cache)?;
-    let folder = cache.join(suite);
+    let name = if machine.is_like_this_one() {
+        suite.to_owned()
+    } else {
+        format!("{suite}-{}", machine.platform.architecture)
+    };
+    let folder = cache.join(&name);
     if let Some(image) = cached(&folder).filter(|_| !update) {
         return Ok(image);
     }
-    let new = cache.join(format!("{suite}.new"));
+    let new = cache.join(format!("{name}.new"));
     root::remove(&new)?;
     fs::create_dir_all(&new).with_context(|| format!("cannot make {}", new.display()))?;
-    let made = fetch(&new, suite).and_then(|tree| prepare(&new, &tree));
+    let made = fetch(machine, &new, suite).and_then(|()| prepare(machine, &new));
     if let Err(error) = made {
         root::remove(&new)?;
         return Err(error);
@@ -66,13 +72,15 @@ fn cached(folder: &Path) -> Option<Image> {
     Some(Image { release, vmlinuz: folder.join("vmlinuz"), modules: folder.join("modules.cpio") })
 }
 
-/// Downloads the packages of a suite's kernel below `folder` and unpacks them. Returns the unpacked
-/// tree.
-fn fetch(folder: &Path, suite: &str) -> Result<PathBuf> {
-    let apt = Apt::new(folder, suite)?;
-    workspace::progress(&format!("searching Debian's kernel in {suite}"));
+/// Downloads the packages of a suite's kernel, and unpacks them into the folder `tree` below `folder`.
+/// If the machine cannot run this one's programs, their packages come into the folder `root`.
+fn fetch(machine: &Machine, folder: &Path, suite: &str) -> Result<()> {
+    let architecture = machine.platform.architecture;
+    let apt = Apt::new(folder, suite, architecture)?;
+    workspace::progress(&format!("searching Debian's kernel for {architecture} in {suite}"));
     workspace::prepare(apt.command("apt-get").arg("update"))?;
-    let packages = parts(PACKAGE, |package| {
+    // It depends on the newest kernel of a suite, in the cloud flavor: the smallest one.
+    let packages = parts(&format!("linux-image-cloud-{architecture}"), |package| {
         let output = apt.command("apt-cache").args(["depends", "--important", package]).output();
         let output = output.context("cannot run apt-cache")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -81,12 +89,24 @@ fn fetch(folder: &Path, suite: &str) -> Result<PathBuf> {
     let downloads = folder.join("packages");
     fs::create_dir(&downloads).context("cannot make a folder for the packages")?;
     workspace::prepare(apt.command("apt-get").arg("download").args(&packages).current_dir(&downloads))?;
-    let tree = folder.join("tree");
-    for package in entries(&downloads)? {
-        workspace::prepare(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&tree))?;
+    extract(&downloads, &folder.join("tree"))?;
+    if !machine.is_like_this_one() {
+        workspace::progress(&format!("downloading {} for {architecture}", PROGRAMS.join(", ")));
+        let mut install = apt.command("apt-get");
+        install.args(["install", "--yes", "--download-only", "--no-install-recommends"]).args(PROGRAMS);
+        workspace::prepare(&mut install)?;
+        extract(&folder.join("apt/cache/archives"), &folder.join("root"))?;
     }
-    root::remove(&downloads)?;
-    Ok(tree)
+    root::remove(&downloads)
+}
+
+/// Unpacks the packages in a folder.
+fn extract(packages: &Path, target: &Path) -> Result<()> {
+    for package in entries(packages)?.iter().filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
+    {
+        workspace::prepare(Command::new("dpkg-deb").arg("--extract").arg(package).arg(target))?;
+    }
+    Ok(())
 }
 
 /// Returns the packages of a kernel. It follows the dependencies that `apt-cache depends` prints.
@@ -108,7 +128,8 @@ fn parts(first: &str, depends: impl Fn(&str) -> Result<String>) -> Result<Vec<St
 }
 
 /// Turns the unpacked packages into bootable files. The file with the release is written last.
-fn prepare(folder: &Path, tree: &Path) -> Result<()> {
+fn prepare(machine: &Machine, folder: &Path) -> Result<()> {
+    let (tree, root) = (&folder.join("tree"), folder.join("root"));
     let modules =
         find(tree, &|path| path.ends_with("kernel") && path.is_dir())?.context("the packages hold no modules")?;
     let modules = modules.parent().context("the modules' path has no folder")?;
@@ -119,9 +140,8 @@ fn prepare(folder: &Path, tree: &Path) -> Result<()> {
     let vmlinuz = find(tree, &is_kernel)?.context("the packages hold no kernel")?;
     fs::copy(&vmlinuz, folder.join("vmlinuz")).context("cannot copy the kernel")?;
 
-    let root = folder.join("root");
     let target = root.join("lib/modules").join(release);
-    for part in MODULES.map(|part| Path::new("kernel").join(part)) {
+    for part in MODULES.into_iter().chain([machine.modules]).map(|part| Path::new("kernel").join(part)) {
         let (from, to) = (modules.join(&part), target.join(&part));
         if from.exists() {
             fs::create_dir_all(to.parent().unwrap_or(&to)).context("cannot make a folder for the modules")?;
@@ -163,10 +183,11 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 /// apt with its own lists and caches, independent of this machine's packages and settings.
 struct Apt {
     folder: PathBuf,
+    architecture: &'static str,
 }
 
 impl Apt {
-    fn new(folder: &Path, suite: &str) -> Result<Self> {
+    fn new(folder: &Path, suite: &str, architecture: &'static str) -> Result<Self> {
         let folder = folder.join("apt");
         for part in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(folder.join(part)).context("cannot make folders for apt")?;
@@ -174,7 +195,7 @@ impl Apt {
         let source = format!("deb [signed-by={KEYRING}] {} {suite} main\n", mirror()?);
         fs::write(folder.join("sources.list"), source).context("cannot write apt's sources")?;
         fs::write(folder.join("status"), "").context("cannot write apt's status")?;
-        Ok(Self { folder })
+        Ok(Self { folder, architecture })
     }
 
     fn command(&self, program: &str) -> Command {
@@ -192,6 +213,8 @@ impl Apt {
             ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false".to_owned()),
             ("Acquire::Retries", "3".to_owned()),
             ("APT::Sandbox::User", String::new()),
+            ("APT::Architecture", self.architecture.to_owned()),
+            ("APT::Architectures::", self.architecture.to_owned()),
         ];
         let mut command = Command::new(program);
         command.env("LC_ALL", "C").args(["-q"]);
@@ -235,7 +258,7 @@ mod tests {
             .to_owned())
         };
         let expected = ["linux-binary-7.2-cloud-amd64", "linux-image-7.2-cloud-amd64", "linux-modules-7.2-cloud-amd64"];
-        assert_eq!(parts(PACKAGE, depends).ok(), Some(expected.map(str::to_owned).to_vec()));
+        assert_eq!(parts("linux-image-cloud-amd64", depends).ok(), Some(expected.map(str::to_owned).to_vec()));
         assert!(parts("linux-base", depends).is_err());
     }
 

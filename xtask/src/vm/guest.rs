@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{self, BufRead as _, BufReader},
     path::Path,
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdout, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::Duration,
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::archive::Image;
+use super::{archive::Image, machine::Machine};
 use crate::summary::Outcome;
 
 /// A guest that is silent for this long is stuck: the longest test takes a minute.
@@ -21,20 +21,11 @@ const SILENCE: Duration = Duration::from_mins(10);
 /// Lines of the guest's output that are shown if it died.
 const LAST_WORDS: usize = 60;
 
-/// QEMU 7.2 corrupts the flags of `cmpxchg16b`, which makes kernels from 6.12 on panic at times.
-/// Five-level page tables only cost time.
-const CPU: &str = "max,-cx16,-la57";
-
-/// The guest's clock counts instructions, one nanosecond each, and jumps to the next timer when all
-/// processes sleep. So the guest's suites and time limits see a machine of ordinary speed, however
-/// slow QEMU is. It has one CPU: with this clock, Linux 5.10 waits forever for a second one.
-const CLOCK: [&str; 4] = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"];
-
 /// Boots the kernel with these files, prints the suites' output, and returns how they ended.
-pub(super) fn run(folder: &Path, image: &Image, files: &Path) -> Result<Outcome> {
+pub(super) fn run(machine: &Machine, folder: &Path, image: &Image, files: &Path) -> Result<Outcome> {
     let initramfs = folder.join("initramfs");
     concatenate(&[&image.modules, files], &initramfs)?;
-    let mut guest = Guest::boot(image, &initramfs)?;
+    let mut guest = Guest::boot(machine, image, &initramfs)?;
     match guest.watch()? {
         Some(0) => Ok(Outcome::Passed),
         Some(_) => Ok(Outcome::Failed(anyhow!("a suite failed, see above"))),
@@ -59,14 +50,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(image: &Image, initramfs: &Path) -> Result<Self> {
-        let mut command = Command::new("qemu-system-x86_64");
-        command.args(CLOCK).args(["-machine", "q35", "-cpu", CPU, "-smp", "1", "-m", "2048"]);
-        command.args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]);
+    fn boot(machine: &Machine, image: &Image, initramfs: &Path) -> Result<Self> {
+        let mut command = machine.command();
         command.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(initramfs);
-        command.args(["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0 mitigations=off tsc=reliable"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut qemu = command.spawn().context("cannot run qemu-system-x86_64")?;
+        let mut qemu = command.spawn().with_context(|| format!("cannot run {}", machine.qemu.0))?;
         let output = qemu.stdout.take().context("QEMU has no output")?;
         Ok(Self { qemu, console: lines(output) })
     }

@@ -9,7 +9,7 @@ mkdir -p /dev/pts /dev/shm /run/netns /tmp /sys/fs/bpf
 mount -t tmpfs run /run
 mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
-export PATH=/bin:/sbin HOME=/root CI=true TMPDIR=/tmp
+export PATH=/bin:/sbin:/usr/sbin HOME=/root CI=true TMPDIR=/tmp
 ulimit -n 65536
 # Modules that the kernel does not load by itself.
 for module in bridge veth 8021q bonding sctp nf_tables nf_conntrack; do

@@ -1,4 +1,4 @@
-//! Makes a guest's files: an initramfs with the programs of this machine that the suites need.
+//! Makes a guest's files: an initramfs with the programs that the suites need.
 
 use std::{
     fs,
@@ -9,18 +9,22 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::suites::{self, Executables};
+use super::{
+    machine::Machine,
+    suites::{self, Executables},
+};
 use crate::{setup, workspace};
 
 /// Programs of this machine. The kernel calls kmod's `modprobe` to load a module.
 const PROGRAMS: [(&str, &str); 3] = [("busybox", "bin/busybox"), ("modprobe", "sbin/modprobe"), ("nft", "bin/nft")];
 
 /// Makes the tree below `folder` and packs it. Returns the archive's path.
-pub(super) fn pack(folder: &Path, executables: &Executables) -> Result<PathBuf> {
+pub(super) fn pack(machine: &Machine, folder: &Path, executables: &Executables) -> Result<PathBuf> {
     workspace::progress("packing the guest's files");
     let root = folder.join("root");
     remove(&root)?;
-    for (name, target) in PROGRAMS {
+    // Another machine's are with its kernel.
+    for (name, target) in PROGRAMS.into_iter().filter(|_| machine.is_like_this_one()) {
         let program = setup::find_program(name).with_context(|| format!("no program {name}"))?;
         put(&program, &root.join(target))?;
         put_libraries(&program, &root)?;
@@ -29,8 +33,12 @@ pub(super) fn pack(folder: &Path, executables: &Executables) -> Result<PathBuf> 
         let target = root.join("vipmux").join(name);
         fs::create_dir_all(root.join("vipmux"))?;
         // Debug information is most of an executable, and a guest keeps its files in memory.
-        workspace::run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&target).arg(program))?;
-        put_libraries(program, &root)?;
+        workspace::run(
+            Command::new(machine.platform.strip()).arg("--strip-debug").arg("-o").arg(&target).arg(program),
+        )?;
+        if machine.is_like_this_one() {
+            put_libraries(program, &root)?;
+        }
     }
     for name in ["proc", "sys", "dev", "run", "tmp", "root"] {
         fs::create_dir_all(root.join(name))?;
@@ -39,7 +47,7 @@ pub(super) fn pack(folder: &Path, executables: &Executables) -> Result<PathBuf> 
     let init = root.join("init");
     fs::write(&init, include_str!("init.sh"))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
-    let archive = folder.join("files.cpio");
+    let archive = folder.join(format!("files-{}.cpio", machine.platform.architecture));
     self::archive(&root, &archive)?;
     remove(&root)?;
     Ok(archive)

@@ -8,6 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::machine::Machine;
 use crate::workspace;
 
 /// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends,
@@ -44,18 +45,32 @@ pub(super) struct Executables {
     pub(super) programs: Vec<(&'static str, PathBuf)>,
 }
 
-/// Builds the programs, and checks that every selected test exists.
-pub(super) fn build() -> Result<Executables> {
-    workspace::progress("building the agent and the suites");
-    let agent = ["build", "-p", "vipmux", "--bin", "vipmux"];
-    workspace::prepare(workspace::cargo(agent).args(workspace::locked()))?;
-    let suites = ["test", "--no-run", "-p", "vipmux-tests", "--test", "packet", "--test", "network"];
-    let mut command = workspace::cargo(suites);
-    command.args(workspace::locked()).arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
-    let messages = output(&mut command)?;
-    let folder = workspace::target_folder()?.join("debug");
+/// Builds the programs for a machine, and checks that every selected test exists. For another machine
+/// than this one they are static.
+pub(super) fn build(machine: &Machine) -> Result<Executables> {
+    let Machine { platform, .. } = *machine;
+    workspace::progress(&format!("building the agent and the suites for {}", platform.architecture));
+    let mut folder = workspace::target_folder()?;
+    if !machine.is_like_this_one() {
+        platform.install()?;
+        platform.install_emulator()?;
+        folder.push(platform.triple);
+    }
+    let cargo = |arguments: &[&str]| {
+        let mut cargo = workspace::cargo(arguments);
+        if !machine.is_like_this_one() {
+            platform.configure(&mut cargo);
+        }
+        cargo.args(workspace::locked());
+        cargo
+    };
+    workspace::prepare(&mut cargo(&["build", "-p", "vipmux", "--bin", "vipmux"]))?;
+    let mut suites = cargo(&["test", "--no-run", "-p", "vipmux-tests", "--test", "packet", "--test", "network"]);
+    suites.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
+    let messages = output(&mut suites)?;
+    let folder = folder.join("debug");
     let (packet, network) = (executable(&messages, "packet")?, executable(&messages, "network")?);
-    let listed = output(Command::new(&network).args(["--list", "--format", "terse"]))?;
+    let listed = output(platform.emulated(&network).args(["--list", "--format", "terse"]))?;
     check(&listed)?;
     let programs =
         vec![("vipmux", folder.join("vipmux")), ("pod", folder.join("pod")), ("packet", packet), ("network", network)];

@@ -9,10 +9,10 @@ use aya::{
 use nix::sched::{CloneFlags, unshare};
 
 use super::{
-    OBJECT,
     attach::Direction,
     clsact,
     load::{LoadError, program},
+    object::object,
     pins::EGRESS_PROGRAM,
     place::load_classifiers,
     xdp::{Buffers, load_xdp},
@@ -48,7 +48,7 @@ impl ProgramDryRun {
         for (name, entries) in SMALL_MAPS.into_iter().chain([("FLOWS", FEW_SETS)]) {
             loader.map_max_entries(name, entries);
         }
-        let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
+        let mut ebpf = loader.load(&object()).map_err(LoadError::Object)?;
         load_xdp(&mut ebpf, Buffers::here())?;
         load_classifiers(&mut ebpf)?;
         Ok(Self(ebpf))

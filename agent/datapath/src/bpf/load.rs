@@ -18,11 +18,11 @@ use nix::{
 use vipmux_common::abi::{Config, capacity};
 
 use super::{
-    OBJECT,
     apply::new_secret,
     clsact::FilterError,
     flow_table,
     maps::{Maps, MapsError, read_globals, use_pins},
+    object::object,
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
     place::load_classifiers,
     service_index::ServiceIndex,
@@ -158,7 +158,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     for (name, entries) in sizes(sets) {
         loader.map_max_entries(name, entries);
     }
-    let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
+    let mut ebpf = loader.load(&object()).map_err(LoadError::Object)?;
     let buffers = Buffers::here();
     load_xdp(&mut ebpf, buffers)?;
     load_classifiers(&mut ebpf)?;

@@ -1,0 +1,68 @@
+//! The BPF object, as the kernel here needs it.
+
+use std::borrow::Cow;
+
+use aya::include_bytes_aligned;
+use object::{Object as _, ObjectSection as _, SectionKind};
+
+use super::load::kernel_is;
+
+/// The BPF object (`ebpf/`), built by the build script.
+pub static OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_BPF_OBJECT"));
+
+/// Bytes of an instruction (RFC 9669, section 3).
+const INSTRUCTION: usize = 8;
+/// The opcode of an atomic operation on 32 bits (RFC 9669, section 5.3).
+const ATOMIC: u8 = 0xc3;
+/// Where an instruction has its operation: an addition is zero.
+const OPERATION: usize = 4;
+/// The operation puts the old number into its source register.
+const FETCH: u8 = 1;
+
+/// Returns the object for this machine. On arm64, an atomic addition orders other accesses to memory
+/// only if it has a result.
+pub fn object() -> Cow<'static, [u8]> {
+    if cfg!(target_arch = "aarch64") && kernel_has_results() { with_results(OBJECT).into() } else { OBJECT.into() }
+}
+
+/// Returns whether this kernel has atomic additions with a result.
+pub fn kernel_has_results() -> bool {
+    let (major, minor) = if cfg!(target_arch = "aarch64") { (5, 18) } else { (5, 12) };
+    kernel_is(major, minor)
+}
+
+/// Returns the object with results of its atomic additions to 32 bits, which the locks of the flow
+/// table are made of. The programs expect them to overwrite the register of the summand.
+pub fn with_results(object: &[u8]) -> Vec<u8> {
+    let mut changed = object.to_vec();
+    // The loader reports what is no object.
+    let Ok(file) = object::File::parse(object) else { return changed };
+    let programs = file.sections().filter(|section| section.kind() == SectionKind::Text);
+    for (start, length) in programs.filter_map(|section| section.file_range()) {
+        let (Ok(start), Ok(length)) = (usize::try_from(start), usize::try_from(length)) else { continue };
+        let instructions = changed.get_mut(start..start.saturating_add(length)).unwrap_or_default();
+        for instruction in instructions.chunks_exact_mut(INSTRUCTION) {
+            if instruction[0] == ATOMIC && instruction[OPERATION..] == [0; INSTRUCTION - OPERATION] {
+                instruction[OPERATION] = FETCH;
+            }
+        }
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_locks_get_results() {
+        let changed = with_results(OBJECT);
+        let differs: Vec<_> = (0..OBJECT.len()).filter(|at| OBJECT[*at] != changed[*at]).collect();
+        let opcode = |at: usize| OBJECT[at - OPERATION];
+        assert!(differs.iter().all(|at| opcode(*at) == ATOMIC && (OBJECT[*at], changed[*at]) == (0, FETCH)));
+        // To take a lock, to take it back, and to release it.
+        assert!(differs.len() >= 3, "{differs:?}");
+        assert_eq!(changed.len(), OBJECT.len());
+        assert_eq!(with_results(b"no object"), b"no object");
+    }
+}
