@@ -1,7 +1,7 @@
 //! Runs `vipmux`: agents on nodes, and its other commands.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::Command,
@@ -84,6 +84,8 @@ pub struct Options {
     /// The version that it names instead of its own. Its gossip then has what this version does not
     /// know.
     pub later_version: Option<&'static str>,
+    /// An older program to start instead. It gets the options that it knows.
+    pub older: Option<PathBuf>,
 }
 
 impl Options {
@@ -113,6 +115,7 @@ impl Options {
             image: None,
             http_listen: "[::]:7945",
             later_version: None,
+            older: None,
         }
     }
 
@@ -120,8 +123,12 @@ impl Options {
     pub fn program(&self, namespace: &Namespace) -> Result<Command> {
         match &self.image {
             Some(image) => container::command(image, namespace),
-            None => namespace.command(binary()?),
+            None => namespace.command(self.binary()?),
         }
+    }
+
+    fn binary(&self) -> Result<PathBuf> {
+        self.older.clone().map_or_else(binary, Ok)
     }
 
     /// Returns the socket of the agent on a node.
@@ -237,7 +244,7 @@ impl Agent {
     }
 
     fn command(&self, node: &Node, name: &str, arguments: &[&str]) -> Result<Command> {
-        let mut command = node.namespace().command(binary()?)?;
+        let mut command = node.namespace().command(self.options.binary()?)?;
         command.arg(name).arg("--pin-path").arg(self.pins()).args(arguments);
         Ok(command)
     }
@@ -281,28 +288,43 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
 
 /// Returns the command line of an agent whose node name is `node`.
 pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &Path) -> Result<Command> {
-    let mut command = options.program(namespace)?;
-    command
-        .args(["agent", "--node-name", node, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
-        .args(["--flows", &options.flows.to_string(), "--self-check", options.self_check])
-        .arg("--socket")
-        .arg(options.socket(node))
-        .args(["--unclaimed", options.unclaimed, "--tc", options.tc, "--lease", options.lease])
-        .args(["--hold-down", options.hold_down])
-        .args(["--http-listen", options.http_listen])
-        .args(["--unreachable-endpoints", options.unreachable_endpoints, "--handover-mac", options.handover_mac])
-        .arg("--state-dir")
-        .arg(&options.state)
-        .arg("--pin-path")
-        .arg(pins);
+    let mut arguments: Vec<(&str, OsString)> = vec![
+        ("--node-name", node.into()),
+        ("--interface", options.interface.clone().into()),
+        ("--xdp-mode", options.xdp_mode.into()),
+        ("--flows", options.flows.to_string().into()),
+        ("--self-check", options.self_check.into()),
+        ("--socket", options.socket(node).into()),
+        ("--unclaimed", options.unclaimed.into()),
+        ("--tc", options.tc.into()),
+        ("--lease", options.lease.into()),
+        ("--hold-down", options.hold_down.into()),
+        ("--http-listen", options.http_listen.into()),
+        ("--unreachable-endpoints", options.unreachable_endpoints.into()),
+        ("--handover-mac", options.handover_mac.into()),
+        ("--state-dir", options.state.clone().into()),
+        ("--pin-path", pins.into()),
+    ];
     match &options.origin {
-        Origin::Manifests(folder) => command.arg("--manifests").arg(folder),
-        Origin::Cluster(Access { kubeconfig, namespace, gossip_key, allocator }) => command
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .args(["--namespace", namespace, "--allocator", allocator, "--gossip-key"])
-            .arg(gossip_key),
-    };
+        Origin::Manifests(folder) => arguments.push(("--manifests", folder.into())),
+        Origin::Cluster(Access { kubeconfig, namespace, gossip_key, allocator }) => arguments.extend([
+            ("--kubeconfig", kubeconfig.into()),
+            ("--namespace", namespace.into()),
+            ("--allocator", allocator.into()),
+            ("--gossip-key", gossip_key.into()),
+        ]),
+    }
+    if let Some(older) = &options.older {
+        let mut help = Command::new(older);
+        help.args(["agent", "--help"]);
+        let help = process::run(help)?;
+        arguments.retain(|(option, _)| help.contains(option));
+    }
+    let mut command = options.program(namespace)?;
+    command.arg("agent");
+    for (option, value) in arguments {
+        command.arg(option).arg(value);
+    }
     command.envs(options.later_version.map(|version| ("VIPMUX_TEST_LATER_VERSION", version)));
     Ok(command)
 }

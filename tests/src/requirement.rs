@@ -36,6 +36,15 @@ pub fn image() -> Result<Option<PathBuf>> {
         .map(|_| None)
 }
 
+/// Returns the older program that `VIPMUX_OLD_BIN` names. Without one it is no error with `CI=true`: a
+/// checkout has none.
+pub fn older_program() -> Result<Option<PathBuf>> {
+    match std::env::var_os("VIPMUX_OLD_BIN") {
+        Some(path) => Ok(Some(path.into())),
+        None => skip("it upgrades from an older program, name one by VIPMUX_OLD_BIN").map(|_| None),
+    }
+}
+
 /// Skips the test for a reason that the machine's owner can fix: an error with `CI=true`.
 fn missing(why: &str) -> Result<bool> {
     if std::env::var("CI").is_ok_and(|value| value == "true") {

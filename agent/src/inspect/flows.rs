@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    cmp::Reverse,
     collections::BTreeMap,
     fmt::{self, Display, Formatter},
     io::{self, Write},
@@ -187,10 +188,8 @@ impl Flows {
             }
         }
         let truncated = occupancy.values().sum::<usize>() > records.len();
-        let newest_first = |one: &FlowRecord, other: &FlowRecord| clock.full(other.seen).cmp(&clock.full(one.seen));
-        records.sort_unstable_by(|one, other| newest_first(one, other).then_with(|| one.key().cmp(&other.key())));
         let shown = Shown {
-            records,
+            records: newest_first(&records, clock),
             clock: *clock,
             config: maps.read_config()?,
             names: Names::read(maps)?,
@@ -200,6 +199,18 @@ impl Flows {
         };
         Ok(Self { limit, truncated, capacity: table.capacity(), occupancy, shown })
     }
+}
+
+/// Returns the records in the order of their last packets. Only indices are sorted: there can be a
+/// million records.
+fn newest_first(records: &[FlowRecord], clock: &Clock) -> Vec<FlowRecord> {
+    let times = records.iter().map(|record| Reverse(clock.full(record.seen)));
+    let mut order: Vec<_> = times.zip(0_usize..).collect();
+    order.sort_unstable();
+    for same_time in order.chunk_by_mut(|one, other| one.0 == other.0).filter(|chunk| chunk.len() > 1) {
+        same_time.sort_unstable_by_key(|(_, index)| records[*index].key());
+    }
+    order.into_iter().map(|(_, index)| records[index]).collect()
 }
 
 /// An age in milliseconds, shown in the greatest unit of which it has two.
@@ -290,7 +301,19 @@ impl Report for Flows {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn the_newest_flow_comes_first_and_then_the_lowest_client_port() {
+        // The clock's low half began anew 700 s ago.
+        let clock = Clock::at(Duration::ZERO, Duration::from_secs(1_000), 250);
+        let flow = |seen, client_port| FlowRecord { seen, client_port, ..FlowRecord::default() };
+        let records = [flow(50, 3), flow(99, 2), flow(50, 1), flow(u32::MAX, 4), flow(50, 2)];
+        let order: Vec<_> = newest_first(&records, &clock).iter().map(|flow| (flow.seen, flow.client_port)).collect();
+        assert_eq!(order, [(99, 2), (50, 1), (50, 2), (50, 3), (u32::MAX, 4)]);
+    }
 
     #[test]
     fn an_endpoint_is_shown_like_a_socket_address() {

@@ -5,11 +5,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use vipmux_common::flow_table::WAYS;
 use vipmux_tests::{
+    agent,
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::Options,
     manifests::{Service, VIP},
     pod::Listener,
+    requirement,
     scrape::Metrics,
     traffic::Traffic,
     wait,
@@ -55,6 +57,43 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
         }
         requests.wait_for_more(10, PATIENCE)?;
         datagrams.wait_for_more(10, PATIENCE)?;
+    }
+    requests.stop()?.check_all_by("shop/web")?;
+    datagrams.stop()?.check_all_by("infra/dns-udp")
+}
+
+/// An endpoint comes while the older agents run. So without their records, many connections would go
+/// elsewhere.
+#[test]
+fn an_upgrade_from_an_older_program_loses_no_request_and_no_connection() -> Result<()> {
+    let Some(older) = requirement::older_program()? else { return Ok(()) };
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let options = cluster.agent_options();
+    cluster.start_agents(&agent::Options { older: Some(older), ..options })?;
+    services::await_all(&cluster)?;
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    let client = cluster.lan.client()?;
+    client.namespace().links(|links| links.add_neighbor("eth0", VIP, cluster.lan.node(&leader)?.mac))?;
+    let mut sessions = sessions(&mut cluster, &leader)?;
+    cluster.add_pod(&leader, "late", 41, &[Listener::new(Kind::Echo, PAIR, "shop/pair")])?;
+    let endpoints = [cluster.endpoint("near")?, cluster.endpoint("far")?, cluster.endpoint("late")?];
+    cluster.manifests.write_service(&Service::sharing("shop/pair", PAIR, "TCP", PAIR).with(endpoints))?;
+    cluster.await_ready(PAIR, 3)?;
+    let client = cluster.lan.client()?;
+    let requests = Traffic::start(client.namespace(), Request::new(Kind::Http, VIP, 80), PAUSE)?;
+    let datagrams = Traffic::start(client.namespace(), Request::new(Kind::DnsUdp, VIP, 53), PAUSE)?;
+    requests.wait_for_more(5, PATIENCE)?;
+
+    for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
+        agent.options_mut().older = None;
+        agent.restart(node)?;
+        agent.wait_ready(PATIENCE)?;
+        ensure!(node.namespace().run(egress_programs)? == 1, "the old egress program is still there");
+        requests.wait_for_more(10, PATIENCE)?;
+        datagrams.wait_for_more(10, PATIENCE)?;
+        for (session, pod) in &mut sessions {
+            ensure!(session.echo("still there?")?.pod == *pod, "it went elsewhere");
+        }
     }
     requests.stop()?.check_all_by("shop/web")?;
     datagrams.stop()?.check_all_by("infra/dns-udp")
