@@ -10,6 +10,11 @@ use crate::setup::{PLATFORMS, Platform};
 /// Five-level page tables only cost time.
 const X86_64: &str = "max,-cx16,-la57";
 
+/// The guest's clock counts instructions, one nanosecond each, and jumps to the next timer when all
+/// processes sleep. So the guest's suites and time limits see a machine of ordinary speed, however
+/// slow QEMU is. Several CPUs take turns.
+const CLOCK: [&str; 4] = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"];
+
 /// An emulated machine.
 pub(super) struct Machine {
     pub(super) platform: Platform,
@@ -33,8 +38,7 @@ impl Machine {
             Self {
                 platform,
                 qemu: ("qemu-system-aarch64", "qemu-system-arm"),
-                // Two CPUs run at once, and the guest's clock is this machine's.
-                arguments: &["-accel", "tcg,thread=multi", "-machine", "virt", "-cpu", "max", "-smp", "2"],
+                arguments: &["-machine", "virt", "-cpu", "max", "-smp", "2"],
                 console: "ttyAMA0",
                 parameters: "",
                 modules: "arch/arm64/crypto",
@@ -43,22 +47,8 @@ impl Machine {
             Self {
                 platform,
                 qemu: ("qemu-system-x86_64", "qemu-system-x86"),
-                // The guest's clock counts instructions, one nanosecond each, and jumps to the next timer when
-                // all processes sleep. So the guest's suites and time limits see a machine of ordinary speed,
-                // however slow QEMU is. It has one CPU: with this clock, Linux 5.10 waits forever for a second
-                // one.
-                arguments: &[
-                    "-accel",
-                    "tcg,thread=single",
-                    "-icount",
-                    "shift=0,sleep=off",
-                    "-machine",
-                    "q35",
-                    "-cpu",
-                    X86_64,
-                    "-smp",
-                    "1",
-                ],
+                // One CPU: with the clock of instructions, Linux 5.10 waits forever for a second one.
+                arguments: &["-machine", "q35", "-cpu", X86_64, "-smp", "1"],
                 console: "ttyS0",
                 parameters: "tsc=reliable",
                 modules: "arch/x86/crypto",
@@ -74,7 +64,7 @@ impl Machine {
     /// Returns the command that emulates it, without a kernel.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(self.qemu.0);
-        command.args(self.arguments);
+        command.args(CLOCK).args(self.arguments);
         command.args(["-m", "2048", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]);
         let Self { console, parameters, .. } = self;
         let parameters = format!("console={console} quiet panic=-1 net.ifnames=0 mitigations=off {parameters}");
