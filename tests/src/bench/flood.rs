@@ -1,5 +1,6 @@
 //! What a flood of forged SYNs does to other connections. A SYN is a step of 2 us, so this is half a
-//! million per second, and nothing depends on the machine's speed.
+//! million per second on any machine. Only the order of records that came within one jiffy depends on
+//! its speed.
 
 use std::{collections::VecDeque, net::Ipv4Addr};
 
