@@ -42,8 +42,8 @@ const BACKENDS_ISN: u32 = 77;
 pub struct Flood {
     /// Records of the flow table.
     pub records: u32,
-    /// Established connections whose next data went astray, to or from the backend. [`CONNECTIONS`] had
-    /// been idle.
+    /// Of 1,000 established and idle connections, those whose next data went astray, to or from the
+    /// backend.
     pub lost: usize,
     /// Live records that were given to other flows. These connections go on by their Service's table.
     pub evicted: u64,
