@@ -47,6 +47,8 @@ pub struct Flood {
     pub lost: usize,
     /// Live records that were given to other flows. These connections go on by their Service's table.
     pub evicted: u64,
+    /// Connections without a record after the flood.
+    pub forgotten: u64,
     /// The share of new connections that exchanged data, each within 101 ms.
     pub succeeded: f64,
 }
@@ -129,7 +131,8 @@ fn flood(records: u32, syns: u32) -> Result<Flood> {
     }
     let before = program.counters()?;
     let succeeded = beside(&program, syns)?;
-    let evicted = program.counters()?.since(&before).stats[Stat::EvictedLive as usize].packets;
+    let counted = program.counters()?;
+    let evicted = counted.since(&before).stats[Stat::EvictedLive as usize].packets;
     let mut lost = 0;
     for connection in &here {
         // First the backend: it has no other way than the record.
@@ -139,7 +142,8 @@ fn flood(records: u32, syns: u32) -> Result<Flood> {
     for connection in &elsewhere {
         lost += usize::from(!connection.asks(&program, ACK)?);
     }
-    Ok(Flood { records, lost, evicted, succeeded })
+    let forgotten = program.counters()?.since(&counted).stats[Stat::NewFlows as usize].packets;
+    Ok(Flood { records, lost, evicted, forgotten, succeeded })
 }
 
 /// Sends the SYNs. Returns the share of the honest connections beside them that succeeded.

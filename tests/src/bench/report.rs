@@ -290,7 +290,7 @@ impl Report {
 
     fn floods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n{:<34}{:>9}{:>9}{:>12}", "half a million SYNs per second", "lost", "evicted", "new succeed")?;
-        for Flood { records, lost, evicted, succeeded } in &self.measured.flood {
+        for Flood { records, lost, evicted, succeeded, .. } in &self.measured.flood {
             writeln!(f, "{:<34}{lost:>9}{evicted:>9}{succeeded:>12.3}", format!("{records} records"))?;
         }
         Ok(())

@@ -44,7 +44,7 @@ pub(super) struct Image {
 /// is cached or with `update`.
 pub(super) fn kernel(machine: &Machine, cache: &Path, suite: &str, update: bool) -> Result<Image> {
     let _lock = workspace::lock(cache)?;
-    let name = if machine.is_like_this_one() {
+    let name = if machine.platform.is_host() {
         suite.to_owned()
     } else {
         format!("{suite}-{}", machine.platform.architecture)
@@ -90,7 +90,7 @@ fn fetch(machine: &Machine, folder: &Path, suite: &str) -> Result<()> {
     fs::create_dir(&downloads).context("cannot make a folder for the packages")?;
     workspace::prepare(apt.command("apt-get").arg("download").args(&packages).current_dir(&downloads))?;
     extract(&downloads, &folder.join("tree"))?;
-    if !machine.is_like_this_one() {
+    if !machine.platform.is_host() {
         workspace::progress(&format!("downloading {} for {architecture}", PROGRAMS.join(", ")));
         let mut install = apt.command("apt-get");
         install.args(["install", "--yes", "--download-only", "--no-install-recommends"]).args(PROGRAMS);

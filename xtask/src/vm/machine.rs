@@ -56,11 +56,6 @@ impl Machine {
         })
     }
 
-    /// Returns whether this machine's own programs run there.
-    pub(super) fn is_like_this_one(&self) -> bool {
-        self.platform.is_host()
-    }
-
     /// Returns the command that emulates it, without a kernel.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(self.qemu.0);

@@ -24,7 +24,7 @@ pub(super) fn pack(machine: &Machine, folder: &Path, executables: &Executables) 
     let root = folder.join("root");
     remove(&root)?;
     // Another machine's are with its kernel.
-    for (name, target) in PROGRAMS.into_iter().filter(|_| machine.is_like_this_one()) {
+    for (name, target) in PROGRAMS.into_iter().filter(|_| machine.platform.is_host()) {
         let program = setup::find_program(name).with_context(|| format!("no program {name}"))?;
         put(&program, &root.join(target))?;
         put_libraries(&program, &root)?;
@@ -36,7 +36,7 @@ pub(super) fn pack(machine: &Machine, folder: &Path, executables: &Executables) 
         workspace::run(
             Command::new(machine.platform.strip()).arg("--strip-debug").arg("-o").arg(&target).arg(program),
         )?;
-        if machine.is_like_this_one() {
+        if machine.platform.is_host() {
             put_libraries(program, &root)?;
         }
     }

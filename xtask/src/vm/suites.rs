@@ -51,14 +51,14 @@ pub(super) fn build(machine: &Machine) -> Result<Executables> {
     let Machine { platform, .. } = *machine;
     workspace::progress(&format!("building the agent and the suites for {}", platform.architecture));
     let mut folder = workspace::target_folder()?;
-    if !machine.is_like_this_one() {
+    if !platform.is_host() {
         platform.install()?;
         platform.install_emulator()?;
         folder.push(platform.triple);
     }
     let cargo = |arguments: &[&str]| {
         let mut cargo = workspace::cargo(arguments);
-        if !machine.is_like_this_one() {
+        if !platform.is_host() {
             platform.configure(&mut cargo);
         }
         cargo.args(workspace::locked());
