@@ -19,7 +19,7 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
@@ -62,8 +62,9 @@ pub mod capacity {
     pub const NODE_ELEMENTS: u32 = NODES + (SEGMENTS - 1) * PATH_NODES;
     /// Nodes' MAC addresses.
     pub const PEERS: u32 = 16_384;
-    /// Sets of the flow table. The agent sizes it by RAM, up to 1 M records.
-    pub const FLOW_SETS: u32 = 16_384 / crate::flow_table::WAYS;
+    /// Sets of the flow table, and of its reserve. The agent sizes it by RAM, up to 1 M records.
+    pub const FLOW_SETS: u32 = SETS + crate::flow_table::reserve_sets(SETS);
+    const SETS: u32 = 16_384 / crate::flow_table::WAYS;
     /// Bits of the index of local backends: a power of two.
     pub const LOCAL_PORTS: u32 = 65_536;
     /// Fragmented datagrams that wait for later fragments, in each direction.

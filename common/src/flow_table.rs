@@ -7,6 +7,10 @@
 //!
 //! Most records are in their first set. A set remembers when a flow last had to use its second one:
 //! without that, nobody looks there.
+//!
+//! After all sets comes the reserve: one set for every [`RESERVE_SHARE`] others. If both sets of a flow
+//! have nothing but live records, and the flow goes to a backend here, its first packet's record waits
+//! there, and its second packet moves it to one of its sets. A set remembers that, too.
 
 use crate::abi::{Address, FlowRecord, FlowSecret};
 
@@ -16,6 +20,12 @@ pub const WAYS: u32 = 4;
 pub const LOCK_WAY: u32 = 0;
 /// The record whose [`FlowRecord::of_set`] is the time of the set's last overflow.
 pub const OVERFLOW_WAY: u32 = 1;
+/// The record whose [`FlowRecord::of_set`] is the time of the set's last use of the reserve.
+pub const RESERVE_WAY: u32 = 2;
+/// Sets that share one set of the reserve.
+pub const RESERVE_SHARE: u32 = 16;
+/// [`FlowRecord::epoch`] of records in the reserve. No node has this epoch.
+pub const RESERVE_EPOCH: u32 = u32::MAX;
 /// The longest idle timeout that a Service may have, seconds. A set's overflow that is as long ago
 /// concerns no live flow.
 pub const LONGEST_IDLE_SECONDS: u32 = 86_400;
@@ -97,7 +107,18 @@ pub const fn is_first_set(first: u32, second: u32) -> bool {
     has_ample_room(first) || first <= second
 }
 
-/// Returns [`FlowRecord::of_set`] for an overflow at this time.
+/// Returns the number of sets in the reserve of a table with this many others.
+pub const fn reserve_sets(sets: u32) -> u32 {
+    sets.div_ceil(RESERVE_SHARE)
+}
+
+/// Returns the set of the reserve for flows that have this set as their first one.
+#[inline(always)]
+pub const fn reserve_set(set: u32, mask: u32) -> u32 {
+    mask + 1 + set / RESERVE_SHARE
+}
+
+/// Returns [`FlowRecord::of_set`] for an overflow, or a use of the reserve, at this time.
 #[inline(always)]
 pub const fn overflow(time: u32) -> u32 {
     time | 1

@@ -78,7 +78,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
             return Err(reason.into());
         }
     };
-    if matches!(found.kept, Kept::Partly | Kept::Renewed) {
+    if matches!(found.kept, Kept::Partly | Kept::Renewed | Kept::Reserve) {
         return tell(Scratch::default(), Verdict::NEW);
     }
     if handed_over {
@@ -163,7 +163,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
             (found, true, to_remember)
         }
     };
-    if matches!(found.kept, Kept::Partly | Kept::Renewed) {
+    if matches!(found.kept, Kept::Partly | Kept::Renewed | Kept::Reserve) {
         found.kept = record::record(&key, place, &found, &segment, is_new, flow::now());
     }
     match found.kept {

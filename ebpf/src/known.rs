@@ -5,10 +5,10 @@ use core::ptr;
 use vipmux_common::{
     abi::{
         BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, Config, DropReason,
-        FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
-        FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET,
+        FlowKey, FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
-    flow_table::Place,
+    flow_table::{Place, RESERVE_EPOCH},
 };
 
 use crate::{
@@ -32,6 +32,8 @@ pub(crate) enum Kept {
     /// A record of an established connection, to which the client, or somebody in its name, has sent
     /// another SYN.
     Renewed,
+    /// A record in the reserve, which the flow's second packet takes out of it.
+    Reserve,
     /// A record, although the packet was taken for a flow's first one. It is unchanged.
     Known,
     /// No record: there is no room.
@@ -233,11 +235,13 @@ impl Known {
             return Ok(None);
         }
         let syn = segment.is_syn();
+        let in_reserve = flow.epoch() == RESERVE_EPOCH;
         if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
             return Ok(None);
         }
-        let after =
-            if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };
+        // In the reserve, all records remain those of flows that have proven nothing.
+        let proven = if in_reserve { 0 } else { FLOW_NEW | FLOW_HALF_OPEN };
+        let after = if syn { flags } else { after(flags & !proven, segment.flags, FLOW_CLIENT_FIN) };
         let mut kept = Kept::Record;
         if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
             // What was sent before the client turned to the backend itself changes nothing.
@@ -254,6 +258,10 @@ impl Known {
                 return Ok(None);
             }
             refresh(record, flow, after, now, is_fresh);
+        }
+        const OVER: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
+        if in_reserve && kept == Kept::Record && !syn && after & OVER == 0 {
+            kept = Kept::Reserve;
         }
         Ok(Some(Found {
             target,

@@ -136,6 +136,9 @@ pub(crate) struct Workspace {
     pub(crate) place: Place,
     /// The low half of the time.
     pub(crate) now: u32,
+    /// The highest rank of a record that it may replace, and the outcome if there is none.
+    pub(crate) highest: u32,
+    pub(crate) otherwise: u32,
     pub(crate) fragment_key: FragmentKey,
     pub(crate) fragment: FragmentValue,
 }

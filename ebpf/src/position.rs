@@ -4,7 +4,7 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{Config, FlowKey, FlowRecord},
-    flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, WAYS},
+    flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, RESERVE_WAY, WAYS},
 };
 
 use crate::{
@@ -18,7 +18,7 @@ pub(crate) fn place(config: &Config, key: &FlowKey) -> Place {
     Place::new(&config.flow_secret, &key.client, key.client_port, key.protocol)
 }
 
-/// A record's number, less than 4 times the number of sets; or [`NOWHERE`].
+/// A record's number, less than 4 times the number of sets, those of the reserve included; or [`NOWHERE`].
 pub(crate) type Position = u32;
 /// No record.
 pub(crate) const NOWHERE: Position = u32::MAX;
@@ -47,18 +47,19 @@ pub(crate) fn fetch(set: u32) {
     }
 }
 
-/// Whether flows that have a set as their first one use their second one.
+/// Whether flows that have a set as their first one use their second one, or the reserve.
 #[derive(Clone, Copy)]
-pub(crate) struct Overflow {
+struct Overflow {
     time: u32,
     now: u32,
     hz: u32,
 }
 
 impl Overflow {
+    /// `at`: what notes it in the first set ([`OVERFLOW_WAY`], [`RESERVE_WAY`]).
     #[inline(always)]
-    pub(crate) fn of(set: Position) -> Option<Self> {
-        let record = at(set + OVERFLOW_WAY)?;
+    fn noted(at: Position) -> Option<Self> {
+        let record = self::at(at)?;
         // SAFETY: in the table.
         let time = unsafe { ptr::read_volatile(&raw const (*record).of_set) };
         (time != 0).then(|| Self { time, now: now() as u32, hz: config().hz })
@@ -66,7 +67,7 @@ impl Overflow {
 
     /// Returns whether such a flow may be alive.
     #[inline(always)]
-    pub(crate) fn is_recent(&self) -> bool {
+    fn is_recent(&self) -> bool {
         age_low(self.time, self.now) <= self.hz.wrapping_mul(LONGEST_IDLE_SECONDS)
     }
 
@@ -82,10 +83,40 @@ impl Overflow {
 /// Notes that a flow that has this set as its first one uses its second one.
 #[inline(always)]
 pub(crate) fn note_overflow(set: Position) {
-    if let Some(record) = at(set + OVERFLOW_WAY) {
+    note(set + OVERFLOW_WAY);
+}
+
+/// Returns whether flows that have this set as their first one use the second one.
+#[inline(always)]
+pub(crate) fn has_overflowed(set: Position) -> bool {
+    Overflow::noted(set + OVERFLOW_WAY).is_some_and(|overflow| overflow.is_recent())
+}
+
+/// Returns whether such flows use the reserve.
+#[inline(always)]
+pub(crate) fn uses_reserve(set: Position) -> bool {
+    Overflow::noted(set + RESERVE_WAY).is_some_and(|overflow| overflow.is_recent())
+}
+
+/// Notes that such a flow uses the reserve. Programs look there after the second set.
+#[inline(always)]
+pub(crate) fn note_reserve(set: Position) {
+    note_overflow(set);
+    note(set + RESERVE_WAY);
+}
+
+#[inline(always)]
+fn note(at: Position) {
+    if let Some(record) = self::at(at) {
         // SAFETY: in the table.
         unsafe { ptr::write_volatile(&raw mut (*record).of_set, flow_table::overflow(now() as u32)) };
     }
+}
+
+/// Returns the first record of the set of the reserve for flows that have this set as their first one.
+#[inline(always)]
+pub(crate) fn reserve(set: Position) -> Position {
+    flow_table::reserve_set(set / WAYS, config().flow_mask) * WAYS
 }
 
 /// An address, and what else tells a flow from others, as a record has them.
@@ -167,15 +198,16 @@ pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) 
     if position != NOWHERE {
         return position;
     }
-    let Some(overflow) = Overflow::of(first) else { return NOWHERE };
+    let Some(overflow) = Overflow::noted(first + OVERFLOW_WAY) else { return NOWHERE };
     if !overflow.is_recent() {
         return NOWHERE;
     }
     let position = find_in_set(second, way, &is_it);
     if position != NOWHERE {
         overflow.refresh(first);
+        return position;
     }
-    position
+    if uses_reserve(first) { find_in_set(reserve(first), way, &is_it) } else { NOWHERE }
 }
 
 #[inline(always)]

@@ -10,7 +10,7 @@ use vipmux_common::{
         Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
         FLOW_RESET, FlowKey, FlowSet, SERVICE_DIRECT, Stat,
     },
-    flow_table::{self, Place, WAYS},
+    flow_table::{self, Place, RESERVE_EPOCH, WAYS},
 };
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     maps::{BACKENDS, FLOWS, SERVICE_STATES, Workspace, config},
     nat,
     packet::UDP,
-    position::{self, Overflow, Position, Words},
+    position::{self, Position, Words},
     scratch::is_opening,
     segment::Segment,
     wire::add_atomically,
@@ -37,7 +37,8 @@ const UNCONFIRMED: u64 = 3;
 const INVALID: u64 = 4;
 const IDLE: u64 = 5;
 /// A live flow to another node, which is a cache of what the Service's table says, or a live flow
-/// of datagrams. It only makes room for a flow that could not do without a record.
+/// of datagrams. It only makes room for a flow that could not do without a record, and has sent a second
+/// packet.
 const LIVE: u64 = 6;
 /// An established connection to a local backend.
 const ESTABLISHED: u64 = 7;
@@ -50,6 +51,8 @@ const COLLISION: u32 = 9;
 const BOTH_SETS: u32 = 10;
 /// No record was written: the flow has one.
 const KNOWN: u32 = 11;
+/// No record was written yet: the reserve matters too.
+const ALL_SETS: u32 = 12;
 
 /// Records a packet's flow. `is_new`: this is its first packet. If nobody has looked for a record yet
 /// ([`is_opening`]), one of the same flow stays as it is.
@@ -84,12 +87,22 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
     new[7] = pair(if replies { segment.sequence } else { 0 }, now as u32);
     workspace.now = now as u32;
     let sets = position::sets(config(), place);
-    let outcome = match flow_record(sets as u32) {
-        BOTH_SETS => flow_record_in_either(sets),
-        outcome => outcome,
-    };
+    let mut outcome = flow_record(sets as u32);
+    if outcome == BOTH_SETS {
+        // The replies of such a flow would not be translated, or the program that sends it to its backend
+        // finds that by the record.
+        let is_needed = found.target.local.is_some();
+        let is_new = flags & FLOW_NEW != 0;
+        workspace.highest = if is_needed && !is_new { LIVE as u32 } else { IDLE as u32 };
+        workspace.otherwise = if is_needed && is_new { ALL_SETS } else { NO_ROOM };
+        outcome = flow_record_in_either(sets);
+    }
+    if outcome == ALL_SETS {
+        outcome = record_in_all(sets);
+    }
     match outcome {
-        NO_ROOM => return Kept::NoRoom,
+        NO_ROOM | ALL_SETS if found.kept == Kept::Reserve => return Kept::Record,
+        NO_ROOM | ALL_SETS => return Kept::NoRoom,
         COLLISION => return Kept::Collision,
         KNOWN => return Kept::Known,
         evicted if evicted > FREE as u32 => {
@@ -165,8 +178,8 @@ extern "C" fn flow_record(first: Position) -> u32 {
         KNOWN
     } else if one.collides(first) {
         COLLISION
-    } else if one.has_flow() || !Overflow::of(first).is_some_and(|overflow| overflow.is_recent()) && one.offers_room() {
-        write(first, one)
+    } else if one.has_flow() || !position::has_overflowed(first) && one.offers_room() {
+        write::<false>(first, one)
     } else {
         BOTH_SETS
     };
@@ -174,7 +187,7 @@ extern "C" fn flow_record(first: Position) -> u32 {
     outcome
 }
 
-/// The same for both sets.
+/// The same for both sets. Also returns [`ALL_SETS`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_record_in_either(sets: u64) -> u32 {
@@ -188,7 +201,7 @@ extern "C" fn flow_record_in_either(sets: u64) -> u32 {
         Lock::release_set(lower);
         return NO_ROOM;
     }
-    let outcome = place_record(first, second);
+    let outcome = if position::uses_reserve(first) { ALL_SETS } else { place_record(first, second) };
     Lock::release_set(upper);
     Lock::release_set(lower);
     outcome
@@ -213,17 +226,16 @@ fn place_record(first: Position, second: Position) -> u32 {
         position::note_overflow(first);
     }
     let (set, best) = if is_first { (first, one) } else { (second, other) };
-    write(set, best)
+    write::<true>(set, best)
 }
 
-/// Writes the record into a set, after its survey.
+/// Writes the record into a set, after its survey. `CHECK`: the best one to replace may be of any rank.
 #[inline(always)]
-fn write(set: Position, best: Survey) -> u32 {
-    let Some(Workspace { flow: new, .. }) = Workspace::get() else { return NO_ROOM };
+fn write<const CHECK: bool>(set: Position, best: Survey) -> u32 {
+    let Some(Workspace { flow: new, highest, otherwise, .. }) = Workspace::get() else { return NO_ROOM };
     let rank = if best.has_flow() { FREE } else { best.rank() };
-    let needed = new[6] >> 24 & u64::from(FLOW_REPLIES) != 0;
-    if rank > if needed { LIVE } else { IDLE } {
-        return NO_ROOM;
+    if CHECK && rank > u64::from(*highest) {
+        return *otherwise;
     }
     let Some(record) = position::at(set + best.way()) else { return NO_ROOM };
     // SAFETY: in the table. The first word's lower half is the set's.
@@ -235,6 +247,112 @@ fn write(set: Position, best: Survey) -> u32 {
         ptr::write_volatile(&raw mut (*record).check, (new[0] >> 32) as u32);
     }
     rank as u32
+}
+
+/// The same with the reserve. The functions are called one after another, since the stack has no room for
+/// more of them in each other.
+#[inline(always)]
+fn record_in_all(sets: u64) -> u32 {
+    if flow_lock_all(sets) == 0 {
+        return NO_ROOM;
+    }
+    let mut outcome = flow_in_reserve(sets as u32);
+    if outcome == ALL_SETS {
+        outcome = flow_leave_reserve(sets as u32, flow_place(sets));
+    }
+    flow_unlock_all(sets);
+    outcome
+}
+
+/// Takes the locks of both sets, and of the reserve, which comes after all sets. Returns 0 if one of them
+/// cannot be taken.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_lock_all(sets: u64) -> u32 {
+    let (first, second) = (sets as u32, (sets >> 32) as u32);
+    let (lower, upper) = (first.min(second), first.max(second));
+    if Lock::take(lower).is_none() {
+        return 0;
+    }
+    if Lock::take(upper).is_none() {
+        Lock::release_set(lower);
+        return 0;
+    }
+    if Lock::take(position::reserve(first)).is_none() {
+        Lock::release_set(upper);
+        Lock::release_set(lower);
+        return 0;
+    }
+    1
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_unlock_all(sets: u64) -> u32 {
+    let first = sets as u32;
+    Lock::release_set(position::reserve(first));
+    Lock::release_set((sets >> 32) as u32);
+    Lock::release_set(first);
+    0
+}
+
+/// Looks into the reserve. Returns [`KNOWN`], [`COLLISION`], or [`ALL_SETS`] if the record may be written.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_in_reserve(first: Position) -> u32 {
+    let reserve = position::reserve(first);
+    let third = Survey(flow_survey(reserve));
+    if third.collides(reserve) {
+        return COLLISION;
+    }
+    if !third.has_flow() {
+        return ALL_SETS;
+    }
+    if is_opening() {
+        return KNOWN;
+    }
+    let (Some(record), Some(Workspace { flow: new, .. })) = (position::at(reserve + third.way()), Workspace::get())
+    else {
+        return NO_ROOM;
+    };
+    // Only a SYN has the number.
+    if new[6] >> 24 & u64::from(FLOW_ISN) == 0 {
+        // SAFETY: in the table.
+        let waiting = unsafe { Flow::read(record) };
+        new[6] |= u64::from(waiting.flags() & FLOW_ISN) << 24;
+        new[7] = new[7] & !u64::from(u32::MAX) | u64::from(waiting.isn());
+    }
+    ALL_SETS
+}
+
+/// [`place_record`] by a caller that has the locks.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_place(sets: u64) -> u32 {
+    place_record(sets as u32, (sets >> 32) as u32)
+}
+
+/// Writes a record into the reserve for which no set has room, or removes it there if one has. Returns the
+/// outcome. `placed`: that of the sets.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_leave_reserve(first: Position, placed: u32) -> u32 {
+    let reserve = position::reserve(first);
+    let third = Survey(flow_survey(reserve));
+    if placed == ALL_SETS {
+        let Some(Workspace { flow: new, .. }) = Workspace::get() else { return NO_ROOM };
+        new[6] |= u64::from(RESERVE_EPOCH) << 32;
+        position::note_reserve(first);
+        return write::<true>(reserve, third);
+    }
+    if placed <= ESTABLISHED as u32
+        && third.has_flow()
+        && let Some(record) = position::at(reserve + third.way())
+    {
+        // SAFETY: in the table.
+        unsafe { ptr::write_volatile(&raw mut (*record).vip, 0) };
+    }
+    placed
 }
 
 /// What a set has for a new record, in one number: the best record to replace in bits 0 and 1, its
@@ -342,7 +460,9 @@ extern "C" fn flow_survey(set: Position) -> u64 {
         if score >> Survey::RANK == HALF_OPEN {
             found += 1 << Survey::HALF_OPEN;
         }
-        best = best.min(score | u64::from(way));
+        // Of records of one age, the flow's hash decides: with the lowest way, a flood would always meet
+        // the newest of them.
+        best = best.min(score | u64::from(number << 2 | way));
     }
     if found & Survey::HAS_FLOW != 0 { found } else { best & (Survey::SCORE | 3) | found }
 }

@@ -55,7 +55,8 @@ pub struct FlowRecord {
     /// Not of this record, but of its set. In the first record
     /// ([`crate::flow_table::LOCK_WAY`]): the set's lock. In the second one
     /// ([`crate::flow_table::OVERFLOW_WAY`]): when a flow that has this set as its first one last
-    /// used its second one, as `seen` with the lowest bit set; 0: never. Zero in all others.
+    /// used its second one, as `seen` with the lowest bit set; 0: never. In the third one
+    /// ([`crate::flow_table::RESERVE_WAY`]): the same of the reserve. Zero in the fourth one.
     pub of_set: u32,
     /// [`crate::flow_table::Place::check`].
     pub check: u32,
@@ -85,7 +86,8 @@ pub struct FlowRecord {
     /// The [`super::Node::epoch`] in which the backend was found on that other node and took new
     /// flows. While the epoch lasts, the record needs no look at `BACKENDS`, which with many
     /// backends is not in the CPU's caches. Otherwise the generations decide. 0: not found yet.
-    /// Local backends always have 0, since delivery reads their entry anyway.
+    /// Local backends always have 0, since delivery reads their entry anyway; in the reserve they have
+    /// [`crate::flow_table::RESERVE_EPOCH`].
     pub epoch: u32,
     /// The client's initial sequence number, host order; valid with [`FLOW_ISN`].
     pub isn: u32,
@@ -114,7 +116,7 @@ impl Backend {
     }
 }
 
-/// `FLOWS[set]`: one set of the flow table.
+/// `FLOWS[set]`: one set of the flow table, or after these one of its reserve.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowSet {

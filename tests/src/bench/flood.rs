@@ -45,7 +45,7 @@ pub struct Flood {
     /// Of 1,000 established and idle connections, those whose next data went astray, to or from the
     /// backend.
     pub lost: usize,
-    /// Live records that were given to other flows. These connections go on by their Service's table.
+    /// Live records that were given to other flows.
     pub evicted: u64,
     /// Connections without a record after the flood.
     pub forgotten: u64,

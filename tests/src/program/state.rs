@@ -17,11 +17,11 @@ use vipmux_common::{
         ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipValue, capacity, node_element,
     },
     budget,
-    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, Place, WAYS},
+    flow_table::{LOCK_WAY, OVERFLOW_WAY, Place, WAYS, overflow},
     service_index::IndexedService,
     table,
 };
-use vipmux_datapath::bpf::{backend_indices, flow_table::sets as flow_sets, maps::name_in_object, service_index};
+use vipmux_datapath::bpf::{backend_indices, flow_table, maps::name_in_object, service_index};
 
 /// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
 /// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the
@@ -109,7 +109,7 @@ impl State {
         ];
         let mut capacities =
             ["FRAGMENTS", "EGRESS_FRAGMENTS", "AFFINITY", "SPEAKERS"].map(|name| (name, flows)).to_vec();
-        capacities.push(("FLOWS", flow_sets(flows)));
+        capacities.push(("FLOWS", flow_table::elements(flows)));
         for (name, entries) in sizes {
             capacities.push((name, u32::try_from(entries)?.max(1)));
         }
@@ -154,7 +154,7 @@ fn slots(elements: &[u64]) -> Vec<u32> {
 
 pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     let sets: Array<_, FlowSet> = map(ebpf, "FLOWS")?.try_into()?;
-    let flow_mask = sets.len() - 1;
+    let flow_mask = flow_table::mask(sets.len()).context("no flow table")?;
     write_array(ebpf, "CONFIG", &[Config { flow_mask, ..state.config }])?;
     forget(ebpf)?;
     write_array(ebpf, "FENCE", &[state.fence])?;
@@ -327,6 +327,7 @@ fn write_ranges(ebpf: &mut Ebpf, wanted: &BTreeSet<(u32, Range)>) -> Result<()> 
 /// Makes the table hold exactly these records.
 fn write_flows(ebpf: &mut Ebpf, state: &State, wanted: impl Iterator<Item = FlowRecord>) -> Result<()> {
     let mut table: Array<_, FlowSet> = map_mut(ebpf, "FLOWS")?.try_into()?;
+    let mask = flow_table::mask(table.len()).context("no flow table")?;
     let mut sets: BTreeMap<u32, FlowSet> = BTreeMap::new();
     for index in 0..table.len() {
         if table.get(&index, 0)?.records.iter().any(|record| record.vip != 0) {
@@ -336,7 +337,7 @@ fn write_flows(ebpf: &mut Ebpf, state: &State, wanted: impl Iterator<Item = Flow
     for flow in wanted {
         let place = flow.place(&state.config.flow_secret);
         let check = place.check(flow.words()) ^ flow.check;
-        let homes = [place.set(table.len() - 1), place.other_set(table.len() - 1)];
+        let homes = [place.set(mask), place.other_set(mask)];
         let mut add = |home| {
             let records = &mut sets.entry(home).or_default().records;
             let mut ways = (0..WAYS).map(|way| Place::next_way(place.way(), way) as usize);
@@ -348,7 +349,7 @@ fn write_flows(ebpf: &mut Ebpf, state: &State, wanted: impl Iterator<Item = Flow
         let home = add(homes[0]).or_else(|| add(homes[1])).context("no room for a flow")?;
         if home != homes[0] {
             let records = &mut sets.entry(homes[0]).or_default().records;
-            records[OVERFLOW_WAY as usize].of_set = flow_table::overflow(flow.seen);
+            records[OVERFLOW_WAY as usize].of_set = overflow(flow.seen);
         }
     }
     for (index, set) in sets {

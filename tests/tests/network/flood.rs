@@ -41,6 +41,7 @@ fn forged_syns_evict_no_live_connection_and_leave_room_for_new_ones() -> Result<
     })?;
     ensure!(answered * 100 >= TRIES * 95, "{answered} of {TRIES} new connections were answered");
     ensure!(cluster.counted("stats", "evicted_half_open")? > u64::from(FLOOD / 2), "the tables were not full");
+    ensure!(cluster.counted("stats", "evicted_live")? == 0, "a live flow was evicted");
     // A CPU can be taken away while it holds the lock of a set.
     let refused = cluster.counted("drops", "record_limited")?;
     ensure!(refused < u64::from(FLOOD / 1_000), "{refused} flows were refused");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux_common::flow_table::WAYS;
+use vipmux_datapath::bpf::flow_table::elements;
 use vipmux_tests::{
     agent,
     client::{Kind, Request, Session},
@@ -50,7 +50,7 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
             agent.process().wait_for_line("carried over", PATIENCE, |line| line.contains("were carried over"))?;
             ensure!(node.namespace().run(egress_programs)? == 1, "the old egress program is still there");
             let sets = entries(&agent.inspect_json(node, &["maps"])?, "FLOWS");
-            ensure!(sets == Some(u64::from(flows / WAYS)), "{sets:?} sets for {flows} flows");
+            ensure!(sets == Some(u64::from(elements(flows))), "{sets:?} sets for {flows} flows");
         }
         for (session, pod) in &mut sessions {
             ensure!(session.echo("still there?")?.pod == *pod, "it went elsewhere");

@@ -16,7 +16,7 @@ use nix::{
 };
 use vipmux_common::{
     abi::{FlowKey, FlowRecord},
-    flow_table::WAYS,
+    flow_table::{RESERVE_EPOCH, WAYS},
     hash,
 };
 use vipmux_datapath::bpf::{OBJECT, object::with_results, xdp::Buffers};
@@ -87,22 +87,27 @@ fn whole(program: &Program) -> Vec<FlowRecord> {
     sets.into_iter().flat_map(|set| set.records).filter(|record| record.is_whole(&FLOW_SECRET)).collect()
 }
 
-/// Checks all records, while no program runs. A second record of a flow is soon evicted, since nobody
+/// Checks all records, while no program runs. Returns the number of those in the reserve. A second record of a flow is soon evicted, since nobody
 /// finds it. So this must be done often.
-fn check_all(program: &Program) {
+fn check_all(program: &Program) -> usize {
     let records = whole(program);
     records.iter().for_each(check);
     let mut keys: Vec<_> = records.iter().map(FlowRecord::key).collect();
     keys.sort_unstable();
     keys.dedup();
     assert_eq!(keys.len(), records.len(), "a flow has two records: {records:?}");
-    assert_eq!(records.len(), 2 * WAYS as usize, "a record is torn");
-    for set in program.flow_sets().unwrap() {
-        let [first, second, rest @ ..] = &set.records;
+    let waiting = records.iter().filter(|record| record.epoch == RESERVE_EPOCH).count();
+    assert_eq!(records.len() - waiting, 2 * WAYS as usize, "a record is torn");
+    assert!(waiting <= WAYS as usize, "{records:?}");
+    let [one, other, reserve] = program.flow_sets().unwrap().try_into().unwrap();
+    for set in [one, other] {
+        let [first, second, third, fourth] = &set.records;
         assert_eq!(first.of_set & 0xfff, 0, "the lock is still held: {first:?}");
         assert!(first.of_set > 0 && second.of_set > 0, "twelve flows overflow either set: {set:?}");
-        assert!(rest.iter().all(|record| record.of_set == 0), "{set:?}");
+        assert!(third.of_set > 0 && fourth.of_set == 0, "and they use the reserve: {set:?}");
     }
+    assert_eq!(reserve.records.map(|record| record.of_set & 0xfff), [0; 4], "{reserve:?}");
+    waiting
 }
 
 /// Packets by what became of them.
@@ -172,7 +177,7 @@ fn one_set(object: &[u8]) {
     HTTP.set(&mut state, &TABLE, &[LOCAL, LOCAL_TOO]);
     let program = Program::load_object(object, &state, 2 * WAYS, Buffers::here()).unwrap();
     let cpus = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
-    let (read, counts) = (AtomicUsize::new(0), Counts::default());
+    let (read, counts, mut waiting) = (AtomicUsize::new(0), Counts::default(), 0);
     for round in 0..ROUNDS {
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -191,12 +196,13 @@ fn one_set(object: &[u8]) {
                 });
             }
         });
-        check_all(&program);
+        waiting += check_all(&program);
     }
     let sent = cpus * (PACKETS * ROUNDS) as usize;
     let read = read.into_inner();
     let Counts { dropped, translated, untranslated } = counts;
     let [dropped, translated, untranslated] = [dropped, translated, untranslated].map(AtomicUsize::into_inner);
+    assert!(waiting > 0, "no record ever waited in the reserve");
     assert!(read > 0 && dropped < sent / 2, "{read} records were read, {dropped} of {sent} packets were dropped");
     assert!(translated > untranslated, "of {sent} packets {translated} were translated, {untranslated} were not");
 }

@@ -97,6 +97,16 @@ fn records_make_room_in_the_order_of_their_worth() {
 }
 
 #[test]
+fn a_new_flow_waits_in_the_reserve_until_its_second_packet() {
+    as_root(records::a_new_flow_waits_in_the_reserve);
+}
+
+#[test]
+fn a_flow_that_has_proven_nothing_evicts_no_live_one() {
+    as_root(records::what_has_proven_nothing_evicts_no_live_flow);
+}
+
+#[test]
 fn a_second_packet_proves_a_flow() {
     as_root(plain::second_packets_prove_flows);
 }

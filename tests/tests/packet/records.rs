@@ -7,21 +7,23 @@ use vipmux_common::{
         Address, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
         FlowKey, FlowRecord, SERVICE_DIRECT, Stat,
     },
-    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, WAYS},
+    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, RESERVE_EPOCH, WAYS},
 };
 use vipmux_datapath::bpf::flow_table::sets;
 use vipmux_tests::{
-    frames::{ACK, Ipv4, SYN, Tcp},
+    frames::{ACK, Ethernet, FIN, Ipv4, PSH, RST, SYN, Tcp},
     program::{Hook, NOW_LOW, Program, State},
 };
 
 use crate::{
     case::{Case, Counter, Verdict},
-    demux::{ISN, datagram, handed, syn},
+    demux::{ISN, datagram, handed, new_flow, syn, syn_to_http, to},
     fixture::{
-        self, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE, from_client,
-        from_peer,
+        self, CLIENT_MAC, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SELF_MAC, SYSLOG, Service, TCP_IDLE,
+        WHILE, from_client, from_peer,
     },
+    flows::with_flags,
+    replies::{from, segment},
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -79,24 +81,44 @@ fn crowded() -> Vec<Case> {
     ]
 }
 
-/// On the backend's node, an unrecorded flow's replies would have the backend's address.
+/// On the backend's node, an unrecorded flow's replies would have the backend's address. So such a record
+/// waits in the reserve.
 fn crowded_here() -> Vec<Case> {
-    let dropped = |name, frame| {
-        Case::ingress(name, frame)
+    let waits = |name, ethernet: Ethernet, counters: &[Counter]| {
+        let delivered = Verdict::Passed(ethernet.clone().ipv4(&to(&syn(HTTP), LOCAL)));
+        Case::ingress(name, ethernet.ipv4(&syn(HTTP)))
             .given(|state| crowd(state, HTTP))
-            .becomes(Verdict::Dropped(DropReason::RecordLimited), &[Counter::Service(HTTP.slot)])
+            .becomes(delivered, counters)
+            .then(|state| {
+                syn_to_http(state);
+                HTTP.record_of(state).epoch = RESERVE_EPOCH;
+            })
             .in_this_family()
     };
+    let mut by_peer = new_flow(HTTP, Stat::Local);
+    by_peer.push(Counter::Stat(Stat::FromPeer));
     vec![
-        dropped("without room a new flow to a backend here is dropped", from_client().ipv4(&syn(HTTP))),
-        dropped("so is a peer's", from_peer().ipv4(&syn(HTTP))).becomes(
-            Verdict::Dropped(DropReason::RecordLimited),
-            &[Counter::Stat(Stat::FromPeer), Counter::Service(HTTP.slot)],
-        ),
-        dropped("so is one without translation", from_client().ipv4(&syn(HTTP))).given(|state| {
-            crowd(state, HTTP);
-            state.service_states[HTTP.slot as usize].flags = SERVICE_DIRECT;
-        }),
+        waits("without room a new flow to a backend here waits", from_client(), &new_flow(HTTP, Stat::Local)),
+        waits("so does a peer's", from_peer(), &by_peer),
+        Case::ingress("so does one without translation", from_client().ipv4(&syn(HTTP)))
+            .given(|state| {
+                crowd(state, HTTP);
+                state.service_states[HTTP.slot as usize].flags = SERVICE_DIRECT;
+            })
+            .becomes(Verdict::Untouched, &new_flow(HTTP, Stat::Direct))
+            .then(|state| {
+                HTTP.record(state, LOCAL, 0, 0);
+                HTTP.record_of(state).epoch = RESERVE_EPOCH;
+            })
+            .in_this_family(),
+        Case::ingress("while another CPU has its set's lock, a new flow is dropped", from_client().ipv4(&syn(HTTP)))
+            .given(|state| {
+                crowd(state, HTTP);
+                state.flows.values_mut().for_each(|flow| flow.of_set = HELD);
+            })
+            .becomes(Verdict::Dropped(DropReason::RecordLimited), &[Counter::Service(HTTP.slot)])
+            .then(|state| state.flows.values_mut().for_each(|flow| flow.of_set = 0))
+            .in_this_family(),
     ]
 }
 
@@ -106,8 +128,19 @@ fn from_port(service: Service, key: &FlowKey, flags: u8) -> Vec<u8> {
     from_client().ipv4(&Ipv4::tcp(client, service.vip, tcp))
 }
 
+/// Returns the verdict on a frame, and the reasons for which a record made room.
+fn run(program: &Program, frame: &[u8]) -> (u32, Vec<Stat>) {
+    let before = program.counters().unwrap();
+    let verdict = program.run(Hook::Ingress, frame).unwrap().verdict;
+    let counted = program.counters().unwrap().since(&before);
+    let counts = Stat::ALL.iter().zip(&counted.stats);
+    let reasons = counts.filter(|(stat, count)| stat.name().starts_with("evicted") && count.packets > 0);
+    (verdict, reasons.map(|(stat, _)| *stat).collect())
+}
+
 /// Records of two full sets make room in the order of their worth, and of equal ones the oldest.
-/// Newcomers become established as soon as they are there.
+/// Newcomers become established as soon as they are there. A live record only makes room for one of them
+/// that has sent a second packet.
 pub(crate) fn evicted_in_order() {
     let mut state = fixture::state();
     let keys = neighbors(&state, &HTTP.flow(), 16);
@@ -136,32 +169,104 @@ pub(crate) fn evicted_in_order() {
     let program = Program::load(&state, fixture::FLOWS).unwrap();
     let mut evicted = Vec::new();
     for key in &keys[8..] {
-        let before = program.counters().unwrap();
-        let verdict = program.run(Hook::Ingress, &from_port(HTTP, key, SYN)).unwrap().verdict;
-        let counted = program.counters().unwrap().since(&before);
-        let counts = Stat::ALL.iter().zip(&counted.stats);
-        let reasons = counts.filter(|(stat, count)| stat.name().starts_with("evicted") && count.packets > 0);
-        evicted.push((verdict, reasons.map(|(stat, _)| *stat).collect::<Vec<_>>()));
-        if verdict == PASS {
-            assert_eq!(program.run(Hook::Ingress, &from_port(HTTP, key, ACK)).unwrap().verdict, PASS);
-        }
+        evicted.push([SYN, ACK].map(|flags| run(&program, &from_port(HTTP, key, flags))));
     }
-    let passed = |stat| (PASS, vec![stat]);
+    let [nothing, closed, half_open, unconfirmed, invalid, idle, live] = [
+        vec![],
+        vec![Stat::EvictedClosed],
+        vec![Stat::EvictedHalfOpen],
+        vec![Stat::EvictedUnconfirmed],
+        vec![Stat::EvictedInvalid],
+        vec![Stat::EvictedIdle],
+        vec![Stat::EvictedLive],
+    ];
+    let at_once = |reason: &Vec<Stat>| [(PASS, reason.clone()), (PASS, nothing.clone())];
     let order = [
-        passed(Stat::EvictedClosed),
-        passed(Stat::EvictedClosed),
-        passed(Stat::EvictedHalfOpen),
-        passed(Stat::EvictedUnconfirmed),
-        passed(Stat::EvictedInvalid),
-        passed(Stat::EvictedIdle),
-        passed(Stat::EvictedLive),
-        (DROP, vec![]),
+        at_once(&closed),
+        at_once(&closed),
+        at_once(&half_open),
+        at_once(&unconfirmed),
+        at_once(&invalid),
+        at_once(&idle),
+        [(PASS, nothing.clone()), (PASS, live)],
+        at_once(&nothing),
     ];
     assert_eq!(evicted, order);
     let left = program.state().unwrap().flows;
     assert!(left.contains_key(&keys[7]), "an established connection to a local backend stays");
-    let newcomers = keys[8..15].iter().all(|key| left.contains_key(key));
-    assert!(newcomers && left.len() == 8, "{left:?}");
+    assert!(keys[8..].iter().all(|key| left.contains_key(key)) && left.len() == 9, "{left:?}");
+    let waits = |key: &FlowKey| left[key].epoch == RESERVE_EPOCH;
+    assert!(keys[8..15].iter().all(|key| !waits(key)) && waits(&keys[15]), "{left:?}");
+}
+
+/// Fills both sets of [`HTTP`]'s flow with live flows to another node, and loads the programs.
+fn full_of_others() -> Program {
+    let mut state = fixture::state();
+    for (number, key) in (0..).zip(neighbors(&state, &HTTP.flow(), 2 * WAYS)) {
+        let record = FlowRecord {
+            backend: REMOTE.index,
+            backend_generation: state.backends[REMOTE.index as usize].generation,
+            node: REMOTE.node.try_into().unwrap(),
+            flags: 0,
+            seen: NOW_LOW - number,
+            ..established(key)
+        };
+        state.flows.insert(key, record);
+    }
+    Program::load(&state, fixture::FLOWS).unwrap()
+}
+
+/// Returns the record of [`HTTP`]'s flow, and the number of all.
+fn record_and_count(program: &Program) -> (Option<FlowRecord>, usize) {
+    let flows = program.state().unwrap().flows;
+    (flows.get(&HTTP.flow()).copied(), flows.len())
+}
+
+/// The client's first packet evicts no live flow, and is answered. The second one moves the record.
+pub(crate) fn a_new_flow_waits_in_the_reserve() {
+    let program = full_of_others();
+    let ingress = |packet: &Ipv4| run(&program, &from_client().ipv4(packet));
+    let answered = || {
+        let back = Ethernet::new(SELF_MAC, CLIENT_MAC);
+        let answer = segment(LOCAL, SYN | ACK, ISN.wrapping_add(1));
+        assert_eq!(program.run(Hook::Egress, &back.ipv4(&answer)).unwrap().frame, back.ipv4(&from(HTTP, &answer)));
+    };
+    let full = 2 * WAYS as usize;
+    for number in 1..=3 {
+        assert_eq!(ingress(&syn(HTTP)), (PASS, vec![]), "SYN {number}");
+        let (record, count) = record_and_count(&program);
+        let record = record.unwrap();
+        let flags = FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN;
+        assert_eq!((record.epoch, u32::from(record.flags), count), (RESERVE_EPOCH, flags, full + 1));
+        answered();
+    }
+    assert_eq!(program.counters().unwrap().stats[Stat::NewFlows as usize].packets, 1, "the same flow again");
+    assert_eq!(ingress(&with_flags(HTTP, ACK)), (PASS, vec![Stat::EvictedLive]));
+    let (record, count) = record_and_count(&program);
+    let FlowRecord { epoch, flags, isn, .. } = record.unwrap();
+    assert_eq!((epoch, u32::from(flags), isn, count), (0, FLOW_REPLIES | FLOW_ISN, ISN, full), "out of the reserve");
+    let oldest = neighbors(&fixture::state(), &HTTP.flow(), 2 * WAYS)[7];
+    assert!(!program.state().unwrap().flows.contains_key(&oldest));
+    answered();
+    assert_eq!(ingress(&with_flags(HTTP, ACK | PSH)), (PASS, vec![]));
+    assert_eq!(program.counters().unwrap().stats[Stat::NewFlows as usize].packets, 1);
+}
+
+/// A flood evicts no live flow, whatever its packets are. Its own records make room for each other.
+pub(crate) fn what_has_proven_nothing_evicts_no_live_flow() {
+    let program = full_of_others();
+    let others = program.state().unwrap().flows;
+    for (number, key) in (0..).zip(neighbors(&fixture::state(), &HTTP.flow(), 100).iter().skip(8)) {
+        let first = [SYN, ACK, RST, FIN | ACK][number % 4];
+        let last = [RST, FIN | ACK][number % 2];
+        for flags in [first, last] {
+            let (verdict, reasons) = run(&program, &from_port(HTTP, key, flags));
+            assert_eq!((verdict, reasons.contains(&Stat::EvictedLive)), (PASS, false), "{first:#x}, {flags:#x}");
+        }
+    }
+    let left = program.state().unwrap().flows;
+    assert!(others.keys().all(|key| left.contains_key(key)), "{left:?}");
+    assert!(left.len() <= 3 * WAYS as usize, "{left:?}");
 }
 
 const DROP: u32 = 1;
@@ -194,7 +299,9 @@ pub(crate) fn a_flood_evicts_its_own_flows() {
     assert_eq!(left.len(), 2 * WAYS as usize);
 }
 
-/// A set's lock, in its first record: holders below, and a version above.
+/// A set's lock, in its first record, that another CPU has: holders below, and a version above.
+const HELD: u32 = 0x7001;
+
 pub(crate) fn locked_sets_are_left_alone() {
     let mut state = fixture::state();
     let keys = neighbors(&state, &HTTP.flow(), 9);
@@ -210,8 +317,7 @@ pub(crate) fn locked_sets_are_left_alone() {
         let locks = locks.into_iter().collect::<Vec<_>>();
         (verdict, program.state().unwrap().flows.contains_key(&keys[8]), locks)
     };
-    let held: Vec<u32> = vec![0x7001];
-    assert_eq!(run(0x7001), (DROP, false, held), "another CPU has the lock");
+    assert_eq!(run(HELD), (DROP, false, vec![HELD]), "another CPU has the lock");
     assert_eq!(run(0xffff_f000), (PASS, true, vec![0x1000]), "the version starts again");
     assert_eq!(run(0x7000), (PASS, true, vec![0x8000, 0x9000]), "each holder has a version of its own");
 }

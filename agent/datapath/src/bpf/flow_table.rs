@@ -15,7 +15,9 @@ use vipmux_common::{
         FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
         FlowRecord, FlowSecret, FlowSet,
     },
-    flow_table::{self, OVERFLOW_WAY, Place, WAYS, is_first_set},
+    flow_table::{
+        self, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, WAYS, is_first_set, reserve_set, reserve_sets,
+    },
 };
 
 use super::maps::mapped_array::{Access, MappedArray};
@@ -37,14 +39,15 @@ impl FlowTable {
         Ok(Self { mapping: MappedArray::map(flows.map(), flows.len(), size_of::<FlowSet>(), access)?, secret, mask })
     }
 
-    /// Returns the number of records that the table has room for.
+    /// Returns the number of records that the table has room for, besides its reserve.
     pub fn capacity(&self) -> usize {
-        self.mapping.elements().len() / WORDS
+        (self.mask as usize + 1) * WAYS as usize
     }
 
     /// Returns all records.
     pub fn records(&self) -> impl Iterator<Item = FlowRecord> {
-        (0..self.capacity()).filter_map(|position| self.get(position))
+        let all = self.mapping.elements().len() / WORDS;
+        (0..all).filter_map(|position| self.get(position))
     }
 
     /// Returns the number of records in each state.
@@ -62,11 +65,13 @@ impl FlowTable {
     /// Returns the records of the flows that have a flow's client port and protocol.
     pub fn of_client(&self, key: &FlowKey) -> impl Iterator<Item = FlowRecord> {
         let place = Place::new(&self.secret, &key.client, key.client_port, key.protocol);
-        let [first, second] = self.sets(place);
         // As the programs do. They forget an overflow after a day, so this may find more.
-        let has_overflowed = low(self.overflow(place).load(Relaxed)) != 0;
-        let second = second.take(if has_overflowed { WAYS as usize } else { 0 });
-        let records = first.chain(second).filter_map(|position| self.get(position));
+        let has = |way| low(self.of_set(place, way).load(Relaxed)) != 0;
+        let [first, second] = self.sets(place);
+        let second = has(OVERFLOW_WAY).then_some(second);
+        let reserve = has(RESERVE_WAY).then(|| ways(place, reserve_set(place.set(self.mask), self.mask)));
+        let positions = first.chain(second.into_iter().flatten()).chain(reserve.into_iter().flatten());
+        let records = positions.filter_map(|position| self.get(position));
         records.filter(|record| {
             let other = record.key();
             (other.client, other.client_port, other.protocol) == (key.client, key.client_port, key.protocol)
@@ -75,10 +80,7 @@ impl FlowTable {
 
     /// Returns the positions of both sets of a place.
     fn sets(&self, place: Place) -> [impl Iterator<Item = usize> + use<>; 2] {
-        [place.set(self.mask), place.other_set(self.mask)].map(|set| {
-            let first = (set * WAYS) as usize;
-            (0..WAYS).map(move |number| first + Place::next_way(place.way(), number) as usize)
-        })
+        [place.set(self.mask), place.other_set(self.mask)].map(|set| ways(place, set))
     }
 
     fn is_used(&self, position: usize) -> bool {
@@ -112,6 +114,9 @@ impl FlowTable {
     pub fn add(&self, mut record: FlowRecord) -> bool {
         let place = record.place(&self.secret);
         (record.of_set, record.check) = (0, place.check(record.words()));
+        if record.epoch == RESERVE_EPOCH {
+            record.epoch = 0;
+        }
         let key = record.key();
         let sets = self.sets(place).map(Iterator::collect::<Vec<_>>);
         for &position in sets.iter().flatten() {
@@ -138,13 +143,13 @@ impl FlowTable {
         position.is_some()
     }
 
-    /// Returns the word with the time of the last overflow of a place's first set, in its low half.
-    fn overflow(&self, place: Place) -> &AtomicU64 {
-        &self.mapping.elements()[(place.set(self.mask) * WAYS + OVERFLOW_WAY) as usize * WORDS]
+    /// Returns the word with [`FlowRecord::of_set`] in its low half, of a way of a place's first set.
+    fn of_set(&self, place: Place, way: u32) -> &AtomicU64 {
+        &self.mapping.elements()[(place.set(self.mask) * WAYS + way) as usize * WORDS]
     }
 
     fn note_overflow(&self, place: Place, seen: u32) {
-        let _ = self.overflow(place).fetch_update(Relaxed, Relaxed, |word| {
+        let _ = self.of_set(place, OVERFLOW_WAY).fetch_update(Relaxed, Relaxed, |word| {
             let known = low(word);
             let is_newer = known == 0 || seen.wrapping_sub(known).cast_signed() > 0;
             is_newer.then(|| word & !u64::from(u32::MAX) | u64::from(flow_table::overflow(seen)))
@@ -152,15 +157,29 @@ impl FlowTable {
     }
 }
 
-/// Returns the number of sets less one, if it is the size of a flow table: a power of two, and more
-/// than one.
-pub(super) fn mask(sets: u32) -> Option<u32> {
-    (sets > 1 && sets.is_power_of_two()).then_some(sets.wrapping_sub(1))
+/// Returns the positions of a set, in the order in which programs look there.
+fn ways(place: Place, set: u32) -> impl Iterator<Item = usize> {
+    let first = (set * WAYS) as usize;
+    (0..WAYS).map(move |number| first + Place::next_way(place.way(), number) as usize)
 }
 
-/// Returns the number of sets of a table for this many flows.
+/// Returns the number of sets less one, by the number of elements of a flow table: a power of two and
+/// more than one, and the reserve. Agents of version 12 and older had none.
+pub fn mask(elements: u32) -> Option<u32> {
+    let sets = 1 << elements.checked_ilog2()?;
+    let reserve = elements - sets;
+    (sets > 1 && (reserve == 0 || reserve == reserve_sets(sets))).then_some(sets - 1)
+}
+
+/// Returns the number of sets of a table for this many flows, besides the reserve.
 pub fn sets(flows: u32) -> u32 {
     flows.div_ceil(WAYS).clamp(2, 1 << 24).next_power_of_two()
+}
+
+/// Returns the number of elements of `FLOWS` for this many flows.
+pub fn elements(flows: u32) -> u32 {
+    let sets = sets(flows);
+    sets + reserve_sets(sets)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the low half is wanted")]
@@ -220,5 +239,38 @@ impl FlowState {
             Self::Unconfirmed => "unconfirmed",
             Self::Established => "established",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bpf::maps::fixture::Fixture;
+
+    #[test]
+    fn the_size_of_a_table_tells_its_sets() {
+        let masks = [0, 1, 2, 3, 4, 5, 6, 4_096, 4_352, 4_353].map(mask);
+        let [two, four, many] = [1, 3, 4_095].map(Some);
+        assert_eq!(masks, [None, None, two, two, four, four, None, many, many, None]);
+        for flows in [1, 8, 9, 100, 16_384, 1 << 20, u32::MAX] {
+            assert_eq!(mask(elements(flows)), Some(sets(flows) - 1), "{flows} flows");
+        }
+    }
+
+    #[test]
+    fn a_record_in_the_reserve_is_found_and_carried_over() {
+        let (Some(fixture), Some(other)) = (Fixture::new(), Fixture::new()) else { return };
+        let [table, next] = [&fixture, &other].map(|fixture| fixture.maps.writable_flow_table().unwrap());
+        let record = FlowRecord { vip: 1, client_port: 7, protocol: 6, epoch: RESERVE_EPOCH, ..FlowRecord::default() };
+        let place = record.place(&table.secret);
+        let record = FlowRecord { check: place.check(record.words()), ..record };
+        table.put((reserve_set(place.set(table.mask), table.mask) * WAYS) as usize, record);
+        assert_eq!(table.find(&record.key()), None, "its set does not use the reserve");
+        table.of_set(place, RESERVE_WAY).store(1, Relaxed);
+        assert_eq!(table.find(&record.key()), Some(record));
+        assert_eq!((table.records().count(), table.capacity()), (1, 16_384));
+
+        assert!(table.records().all(|record| next.add(record)));
+        assert_eq!(next.find(&record.key()), Some(FlowRecord { epoch: 0, ..record }));
     }
 }

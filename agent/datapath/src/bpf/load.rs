@@ -146,8 +146,7 @@ pub struct Programs {
 pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     ensure_bpffs(pins.root())?;
     let lock = lock(pins.root())?;
-    let sets = flow_table::sets(flows);
-    let mut transition = Transition::begin(pins, sets)?;
+    let mut transition = Transition::begin(pins, flows)?;
     let maps = transition.folder(pins);
     for folder in [maps.clone(), pins.programs(), pins.links()] {
         fs::create_dir_all(&folder).map_err(PinError::new("make", &folder))?;
@@ -155,7 +154,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     let globals = read_globals(&maps)?;
     let mut loader = EbpfLoader::new();
     use_pins(&mut loader, &maps, &globals);
-    for (name, entries) in sizes(sets) {
+    for (name, entries) in sizes(flows) {
         loader.map_max_entries(name, entries);
     }
     let mut ebpf = loader.load(&object()).map_err(LoadError::Object)?;
@@ -188,12 +187,12 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
 /// Returns the maps whose size the node decides, with their numbers of elements. Of an LRU map, each
 /// CPU keeps up to 128 elements for itself (`LOCAL_FREE_TARGET` in kernel/bpf/bpf_lru_list.c). On a
 /// machine with many CPUs a small map would have no others.
-pub(super) fn sizes(sets: u32) -> [(&'static str, u32); 5] {
+pub(super) fn sizes(flows: u32) -> [(&'static str, u32); 5] {
     const FOR_A_CPU: u32 = 512;
     let cpus = nr_cpus().map_or(1, |cpus| u32::try_from(cpus).unwrap_or(1));
     let lru = |least: u32| least.max(cpus.saturating_mul(FOR_A_CPU));
     [
-        ("FLOWS", sets),
+        ("FLOWS", flow_table::elements(flows)),
         ("FRAGMENTS", lru(capacity::FRAGMENTS)),
         ("EGRESS_FRAGMENTS", lru(capacity::FRAGMENTS)),
         ("SPEAKERS", lru(capacity::SPEAKERS)),

@@ -262,8 +262,10 @@ pub(super) fn version(pins: &Pins) -> Result<u32, MapsError> {
 /// older had tables with a map entry for each.
 pub fn flow_capacity(pins: &Pins) -> Option<u32> {
     let info = MapInfo::from_pin(pins.map("FLOWS")).ok()?;
-    let records = if info.value_size() as usize == size_of::<FlowSet>() { WAYS } else { 1 };
-    Some(info.max_entries().saturating_mul(records))
+    if info.value_size() as usize != size_of::<FlowSet>() {
+        return Some(info.max_entries());
+    }
+    Some((flow_table::mask(info.max_entries())? + 1).saturating_mul(WAYS))
 }
 
 impl Maps {
@@ -404,8 +406,8 @@ impl Maps {
     /// Returns [`Config::flow_mask`] for the flow table, which an earlier agent may have made.
     pub(super) fn flow_mask(&self) -> Result<u32, MapsError> {
         let sets = self.flows.len();
-        flow_table::mask(sets)
-            .ok_or_else(|| reading("FLOWS")(io::Error::other(format!("{sets} sets are no flow table of this vipmux"))))
+        let refused = || io::Error::other(format!("{sets} sets are no flow table of this vipmux"));
+        flow_table::mask(sets).ok_or_else(|| reading("FLOWS")(refused()))
     }
 
     /// Maps the flow table for reading.

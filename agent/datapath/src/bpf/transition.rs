@@ -56,7 +56,7 @@ pub(super) struct Transition {
 impl Transition {
     /// Compares the pinned maps with those of the BPF object. `sets`: the desired number of sets of
     /// the flow table.
-    pub(super) fn begin(pins: &Pins, sets: u32) -> Result<Self, LoadError> {
+    pub(super) fn begin(pins: &Pins, flows: u32) -> Result<Self, LoadError> {
         let mut transition = Self { unfinished: recover(pins)?, ..Self::default() };
         let found = match version(pins) {
             Ok(found) => found,
@@ -64,7 +64,7 @@ impl Transition {
             // The first start, or one after an interrupted first start.
             Err(_) => return Ok(transition),
         };
-        transition.changed = changed(pins, sets)?;
+        transition.changed = changed(pins, flows)?;
         if found == ABI_VERSION && transition.changed.is_empty() {
             return Ok(transition);
         }
@@ -242,13 +242,13 @@ fn copy_config(maps: &Path, next: &Path) -> Result<(), LoadError> {
 }
 
 /// Returns the pinned maps whose layout or size differs from the object's, except `CONFIG`.
-fn changed(pins: &Pins, sets: u32) -> Result<Vec<&'static str>, LoadError> {
+fn changed(pins: &Pins, flows: u32) -> Result<Vec<&'static str>, LoadError> {
     let object = aya_obj::Object::parse(OBJECT).map_err(LoadError::Parse)?;
     let mut changed = Vec::new();
     for name in Maps::NAMES.iter().copied().filter(|name| *name != CONFIG) {
         let Some(wanted) = object.maps.get(name_in_object(name)) else { continue };
         let mut wanted = Layout::from(wanted);
-        if let Some((_, entries)) = sizes(sets).into_iter().find(|(sized, _)| *sized == name) {
+        if let Some((_, entries)) = sizes(flows).into_iter().find(|(sized, _)| *sized == name) {
             wanted.max_entries = entries;
         }
         if exists(&pins.map(name))? && Layout::of_pin(&pins.map(name))? != wanted {

@@ -9,6 +9,7 @@ use vipmux_common::abi::{ABI_VERSION, Config, FlowSecret};
 use vipmux_datapath::bpf::{
     OBJECT,
     dry_run::SMALL_MAPS,
+    flow_table,
     maps::{Maps, use_pins},
     pins::Pins,
 };
@@ -28,7 +29,7 @@ impl Fixture {
         let ebpf = load(&pins);
         let mut maps = Maps::open(pins.root()).unwrap();
         let flow_secret = FlowSecret { sum: 1, client: [3 << 40, 5 << 40, 7 << 40, 11 << 40], port: 13 << 40 };
-        let flow_mask = maps.flows.len() - 1;
+        let flow_mask = flow_table::mask(maps.flows.len()).unwrap();
         let config = Config { abi: ABI_VERSION, next_vip: 1, hz: 250, flow_secret, flow_mask, ..Config::default() };
         maps.config.set(0, config, 0).unwrap();
         Some(Self { pins, maps, ebpf })

@@ -278,6 +278,27 @@ fn a_flow_table_of_another_size_keeps_its_records_and_the_rest_stays() {
     assert_eq!(id("FLOWS"), table, "the same size is no change");
 }
 
+/// Until version 12, the flow table had no reserve.
+#[test]
+fn a_flow_table_without_a_reserve_gets_one() {
+    let Some(pins) = mounted() else { return };
+    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
+    begin_to_use(&mut maps);
+    drop((programs, maps));
+    let path = pins.map("FLOWS");
+    let Layout { kind, key_size, value_size, max_entries, flags } = Layout::of_pin(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let old = aya_obj::Map::new_from_params(kind, key_size, value_size, flow_table::sets(FLOWS), flags);
+    MapData::create(old, "FLOWS", None).unwrap().pin(&path).unwrap();
+    let table = flows::table(&pins.maps(), Access::Write).unwrap();
+    assert!((0..500).all(|port| table.add(flow_8(port, 7))));
+
+    let (_programs, maps) = load(&pins, FLOWS).unwrap();
+    assert_eq!(flows(&maps).len(), 500);
+    assert_eq!(Layout::of_pin(&path).unwrap().max_entries, max_entries);
+    assert_eq!(maps.read_config().unwrap().flow_mask, flow_table::sets(FLOWS) - 1);
+}
+
 #[test]
 fn live_flows_are_kept_if_a_smaller_table_has_no_room_for_all() {
     let Some(pins) = mounted() else { return };
@@ -329,12 +350,12 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
     for port in 1..=4 {
         old_flow(&pins.maps(), port, LOCAL, 100);
     }
-    let mut transition = Transition::begin(&pins, flow_table::sets(FLOWS)).unwrap();
+    let mut transition = Transition::begin(&pins, FLOWS).unwrap();
     let next = transition.folder(&pins);
     let object = aya_obj::Object::parse(OBJECT).unwrap();
     for name in ["CONFIG", "FENCE", "SERVICE_STATES", "TABLES", "FLOWS", "FRAGMENTS"] {
         let mut map = object.maps[name_in_object(name)].clone();
-        map.set_max_entries(if name == "FLOWS" { flow_table::sets(FLOWS) } else { map.max_entries() });
+        map.set_max_entries(if name == "FLOWS" { flow_table::elements(FLOWS) } else { map.max_entries() });
         MapData::create(map, name, None).unwrap().pin(next.join(name)).unwrap();
     }
     transition.fill(&pins).unwrap();
@@ -366,7 +387,7 @@ fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     drop((programs, maps));
 
     // Before the first rename: the transition starts again.
-    let transition = Transition::begin(&pins, 2 * flow_table::sets(FLOWS)).unwrap();
+    let transition = Transition::begin(&pins, 2 * FLOWS).unwrap();
     assert!(pins.next_maps().exists());
     drop(transition);
     let (programs, maps) = load(&pins, FLOWS).unwrap();
