@@ -46,9 +46,9 @@ pub struct Flood {
     /// backend.
     pub lost: usize,
     /// Live records that were given to other flows.
-    pub evicted: u64,
+    pub evicted: usize,
     /// Connections without a record after the flood.
-    pub forgotten: u64,
+    pub forgotten: usize,
     /// The share of new connections that exchanged data, each within 101 ms.
     pub succeeded: f64,
 }
@@ -132,7 +132,7 @@ fn flood(records: u32, syns: u32) -> Result<Flood> {
     let before = program.counters()?;
     let succeeded = beside(&program, syns)?;
     let counted = program.counters()?;
-    let evicted = counted.since(&before).stats[Stat::EvictedLive as usize].packets;
+    let evicted = usize::try_from(counted.since(&before).stats[Stat::EvictedLive as usize].packets)?;
     let mut lost = 0;
     for connection in &here {
         // First the backend: it has no other way than the record.
@@ -143,7 +143,7 @@ fn flood(records: u32, syns: u32) -> Result<Flood> {
         lost += usize::from(!connection.asks(&program, ACK)?);
     }
     let forgotten = program.counters()?.since(&counted).stats[Stat::NewFlows as usize].packets;
-    Ok(Flood { records, lost, evicted, forgotten, succeeded })
+    Ok(Flood { records, lost, evicted, forgotten: usize::try_from(forgotten)?, succeeded })
 }
 
 /// Sends the SYNs. Returns the share of the honest connections beside them that succeeded.
