@@ -32,7 +32,7 @@ pub(crate) enum Kept {
     /// A record of an established connection, to which the client, or somebody in its name, has sent
     /// another SYN.
     Renewed,
-    /// A record in the reserve, which the flow's second packet takes out of it.
+    /// A record in the reserve, which is to move to one of the flow's sets.
     Reserve,
     /// A record, although the packet was taken for a flow's first one. It is unchanged.
     Known,
@@ -239,9 +239,12 @@ impl Known {
         if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
             return Ok(None);
         }
-        // In the reserve, all records remain those of flows that have proven nothing.
+        // A record in the reserve is written anew if it has proven anything.
         let proven = if in_reserve { 0 } else { FLOW_NEW | FLOW_HALF_OPEN };
         let after = if syn { flags } else { after(flags & !proven, segment.flags, FLOW_CLIENT_FIN) };
+        // With the second packet, and if there was no room then, once a second.
+        const OVER: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
+        let moves = in_reserve && !syn && after & OVER == 0 && (flags & FLOW_NEW != 0 || !is_fresh);
         let mut kept = Kept::Record;
         if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
             // What was sent before the client turned to the backend itself changes nothing.
@@ -250,17 +253,18 @@ impl Known {
             if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
                 const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
                 kept = if syn && flags & ESTABLISHED == FLOW_REPLIES { Kept::Renewed } else { Kept::Partly };
-            } else if !is_late {
+            } else if !is_late && !moves {
                 refresh(record, flow, after, now, is_fresh);
             }
         } else {
             if !source.is_fit(&target, segment, flags)? {
                 return Ok(None);
             }
-            refresh(record, flow, after, now, is_fresh);
+            if !moves {
+                refresh(record, flow, after, now, is_fresh);
+            }
         }
-        const OVER: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
-        if in_reserve && kept == Kept::Record && !syn && after & OVER == 0 {
+        if moves && kept == Kept::Record {
             kept = Kept::Reserve;
         }
         Ok(Some(Found {

@@ -136,9 +136,13 @@ pub(crate) struct Workspace {
     pub(crate) place: Place,
     /// The low half of the time.
     pub(crate) now: u32,
+    /// 1: a record of the same flow stays as it is.
+    pub(crate) keeps: u32,
     /// The highest rank of a record that it may replace, and the outcome if there is none.
     pub(crate) highest: u32,
     pub(crate) otherwise: u32,
+    /// 1: a record in the reserve translates the same replies.
+    pub(crate) collides: u32,
     pub(crate) fragment_key: FragmentKey,
     pub(crate) fragment: FragmentValue,
 }

@@ -71,12 +71,10 @@ impl Overflow {
         age_low(self.time, self.now) <= self.hz.wrapping_mul(LONGEST_IDLE_SECONDS)
     }
 
-    /// Notes a use of the second set, once a second.
+    /// Returns whether another use is to be noted: once a second.
     #[inline(always)]
-    fn refresh(&self, set: Position) {
-        if age_low(self.time, self.now) >= self.hz {
-            note_overflow(set);
-        }
+    fn is_old(&self) -> bool {
+        age_low(self.time, self.now) >= self.hz
     }
 }
 
@@ -98,7 +96,7 @@ pub(crate) fn uses_reserve(set: Position) -> bool {
     Overflow::noted(set + RESERVE_WAY).is_some_and(|overflow| overflow.is_recent())
 }
 
-/// Notes that such a flow uses the reserve. Programs look there after the second set.
+/// Notes that such a flow uses the reserve. Programs only look there if the second set is in use, too.
 #[inline(always)]
 pub(crate) fn note_reserve(set: Position) {
     note_overflow(set);
@@ -202,12 +200,27 @@ pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) 
     if !overflow.is_recent() {
         return NOWHERE;
     }
-    let position = find_in_set(second, way, &is_it);
-    if position != NOWHERE {
-        overflow.refresh(first);
-        return position;
+    // A record moves from the reserve to a set. Who looks there first, and then into both sets, finds it.
+    if let Some(waiting) = Overflow::noted(first + RESERVE_WAY)
+        && waiting.is_recent()
+    {
+        let position = find_in_set(reserve(first), way, &is_it);
+        if position != NOWHERE {
+            if waiting.is_old() {
+                note_reserve(first);
+            }
+            return position;
+        }
+        let position = find_in_set(first, way, &is_it);
+        if position != NOWHERE {
+            return position;
+        }
     }
-    if uses_reserve(first) { find_in_set(reserve(first), way, &is_it) } else { NOWHERE }
+    let position = find_in_set(second, way, &is_it);
+    if position != NOWHERE && overflow.is_old() {
+        note_overflow(first);
+    }
+    position
 }
 
 #[inline(always)]

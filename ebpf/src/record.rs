@@ -55,11 +55,13 @@ const KNOWN: u32 = 11;
 const ALL_SETS: u32 = 12;
 
 /// Records a packet's flow. `is_new`: this is its first packet. If nobody has looked for a record yet
-/// ([`is_opening`]), one of the same flow stays as it is.
+/// ([`is_opening`]), one of the same flow stays as it is. If it is in the reserve, one in a set does: another
+/// CPU has moved it.
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
     let Some(workspace) = Workspace::get() else { return Kept::NoRoom };
     workspace.place = place;
+    workspace.keeps = u32::from(found.kept == Kept::Reserve || is_opening());
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
     let is_syn = segment.is_syn();
     let mut flags = if !is_syn {
@@ -94,14 +96,15 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
         let is_needed = found.target.local.is_some();
         let is_new = flags & FLOW_NEW != 0;
         workspace.highest = if is_needed && !is_new { LIVE as u32 } else { IDLE as u32 };
-        workspace.otherwise = if is_needed && is_new { ALL_SETS } else { NO_ROOM };
+        workspace.otherwise = if is_needed { ALL_SETS } else { NO_ROOM };
+        workspace.collides = 0;
         outcome = flow_record_in_either(sets);
     }
     if outcome == ALL_SETS {
         outcome = record_in_all(sets);
     }
     match outcome {
-        NO_ROOM | ALL_SETS if found.kept == Kept::Reserve => return Kept::Record,
+        NO_ROOM | ALL_SETS | KNOWN if found.kept == Kept::Reserve => return Kept::Record,
         NO_ROOM | ALL_SETS => return Kept::NoRoom,
         COLLISION => return Kept::Collision,
         KNOWN => return Kept::Known,
@@ -111,6 +114,12 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
         _ => {}
     }
     Kept::Record
+}
+
+/// Returns whether a record of the same flow stays as it is.
+#[inline(always)]
+fn keeps() -> bool {
+    Workspace::get().is_none_or(|workspace| workspace.keeps != 0)
 }
 
 /// The lock of a set: a number of holders below, and a version above. It needs no more than an
@@ -174,7 +183,7 @@ impl Lock {
 extern "C" fn flow_record(first: Position) -> u32 {
     let Some(lock) = Lock::take(first) else { return NO_ROOM };
     let one = Survey(flow_survey(first));
-    let outcome = if one.has_flow() && is_opening() {
+    let outcome = if one.has_flow() && keeps() {
         KNOWN
     } else if one.collides(first) {
         COLLISION
@@ -210,10 +219,11 @@ extern "C" fn flow_record_in_either(sets: u64) -> u32 {
 #[inline(always)]
 fn place_record(first: Position, second: Position) -> u32 {
     let (one, other) = (Survey(flow_survey(first)), Survey(flow_survey(second)));
-    if (one.has_flow() || other.has_flow()) && is_opening() {
+    if (one.has_flow() || other.has_flow()) && keeps() {
         return KNOWN;
     }
-    if one.collides(first) || other.collides(second) {
+    if one.collides(first) || other.collides(second) || Workspace::get().is_none_or(|workspace| workspace.collides != 0)
+    {
         return COLLISION;
     }
     let is_first = match (one.rank(), other.rank()) {
@@ -296,27 +306,24 @@ extern "C" fn flow_unlock_all(sets: u64) -> u32 {
     0
 }
 
-/// Looks into the reserve. Returns [`KNOWN`], [`COLLISION`], or [`ALL_SETS`] if the record may be written.
+/// Looks into the reserve. Returns [`KNOWN`], or [`ALL_SETS`] if the record may be written.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_in_reserve(first: Position) -> u32 {
     let reserve = position::reserve(first);
     let third = Survey(flow_survey(reserve));
-    if third.collides(reserve) {
-        return COLLISION;
-    }
-    if !third.has_flow() {
-        return ALL_SETS;
-    }
-    if is_opening() {
+    if third.has_flow() && is_opening() {
         return KNOWN;
     }
-    let (Some(record), Some(Workspace { flow: new, .. })) = (position::at(reserve + third.way()), Workspace::get())
+    let collides = third.collides(reserve);
+    let (Some(record), Some(Workspace { flow: new, collides: noted, .. })) =
+        (position::at(reserve + third.way()), Workspace::get())
     else {
         return NO_ROOM;
     };
+    *noted = u32::from(collides);
     // Only a SYN has the number.
-    if new[6] >> 24 & u64::from(FLOW_ISN) == 0 {
+    if third.has_flow() && new[6] >> 24 & u64::from(FLOW_ISN) == 0 {
         // SAFETY: in the table.
         let waiting = unsafe { Flow::read(record) };
         new[6] |= u64::from(waiting.flags() & FLOW_ISN) << 24;
@@ -332,8 +339,8 @@ extern "C" fn flow_place(sets: u64) -> u32 {
     place_record(sets as u32, (sets >> 32) as u32)
 }
 
-/// Writes a record into the reserve for which no set has room, or removes it there if one has. Returns the
-/// outcome. `placed`: that of the sets.
+/// Writes a record into the reserve for which no set has room, or removes it there if a set has it. Returns
+/// the outcome. `placed`: that of the sets.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_leave_reserve(first: Position, placed: u32) -> u32 {
@@ -345,7 +352,7 @@ extern "C" fn flow_leave_reserve(first: Position, placed: u32) -> u32 {
         position::note_reserve(first);
         return write::<true>(reserve, third);
     }
-    if placed <= ESTABLISHED as u32
+    if (placed <= ESTABLISHED as u32 || placed == KNOWN)
         && third.has_flow()
         && let Some(record) = position::at(reserve + third.way())
     {

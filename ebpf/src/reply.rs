@@ -102,13 +102,14 @@ extern "C" fn flow_of_reply(c0: u64, c1: u64, b0: u64, b1: u64, rest: u64) -> Po
     let sets = position::sets(config, place);
     position::find_in_sets(sets, place.way(), |record| {
         // SAFETY: in the table. A torn copy is found out by the check.
-        let (flags, client_port, high, low) = unsafe {
+        let (flags, ports, high, low) = unsafe {
             let words = record.cast::<u64>();
             let flags = ptr::read_volatile(&raw const (*record).flags);
-            let client_port = ptr::read_volatile(&raw const (*record).client_port);
-            (flags, client_port, ptr::read_volatile(words.add(2)), ptr::read_volatile(words.add(3)))
+            let word = |index| ptr::read_volatile(words.add(index));
+            (flags, word(1), word(2), word(3))
         };
-        let is_client = client_port == key.client_port && low == c1 && high == c0;
+        let is_used = ports as u32 != 0;
+        let is_client = is_used && (ports >> 32) as u16 == key.client_port && low == c1 && high == c0;
         is_client && u32::from(flags) & FLOW_REPLIES != 0 && is_of(record, &key)
     })
 }

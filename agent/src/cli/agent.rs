@@ -98,7 +98,7 @@ pub struct AgentArgs {
     /// off the segment. Default: `kernel` in a cluster, `refuse` with --manifests.
     #[arg(long, value_enum, env = "VIPMUX_UNREACHABLE_ENDPOINTS")]
     unreachable_endpoints: Option<UnreachableEndpoints>,
-    /// Number of flows that the flow table has room for: 64 bytes each, rounded up to a power of
+    /// Number of flows that the flow table has room for: 68 bytes each, rounded up to a power of
     /// two. Few flows find no record while three quarters of them are used. 0: reuse the pinned
     /// size, else derive it from RAM, between 16,384 and 1,048,576. If the size changes, the flows
     /// are copied.

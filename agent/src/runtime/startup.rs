@@ -76,8 +76,8 @@ use vipmux_model::{
 
 /// Most explain requests that wait at the same time.
 const MOST_REQUESTS: usize = 16;
-/// Bytes of the machine's memory for each record of the flow table. A record takes 64 bytes, so the
-/// table takes at most a hundredth of the memory.
+/// Bytes of the machine's memory for each record of the flow table. A record takes 68 bytes with its share
+/// of the reserve, so the table takes about a hundredth of the memory at most.
 const MEMORY_PER_FLOW: u64 = 6_400;
 
 /// The options of the agent.

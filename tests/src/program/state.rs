@@ -17,7 +17,7 @@ use vipmux_common::{
         ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipValue, capacity, node_element,
     },
     budget,
-    flow_table::{LOCK_WAY, OVERFLOW_WAY, Place, WAYS, overflow},
+    flow_table::{LOCK_WAY, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, WAYS, overflow, reserve_set},
     service_index::IndexedService,
     table,
 };
@@ -346,10 +346,15 @@ fn write_flows(ebpf: &mut Ebpf, state: &State, wanted: impl Iterator<Item = Flow
             records[LOCK_WAY as usize].of_set = flow.of_set;
             Some(home)
         };
-        let home = add(homes[0]).or_else(|| add(homes[1])).context("no room for a flow")?;
+        let waits = flow.epoch == RESERVE_EPOCH;
+        let home = if waits { add(reserve_set(homes[0], mask)) } else { add(homes[0]).or_else(|| add(homes[1])) };
+        let home = home.context("no room for a flow")?;
+        let records = &mut sets.entry(homes[0]).or_default().records;
         if home != homes[0] {
-            let records = &mut sets.entry(homes[0]).or_default().records;
             records[OVERFLOW_WAY as usize].of_set = overflow(flow.seen);
+        }
+        if waits {
+            records[RESERVE_WAY as usize].of_set = overflow(flow.seen);
         }
     }
     for (index, set) in sets {

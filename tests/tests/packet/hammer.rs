@@ -87,8 +87,8 @@ fn whole(program: &Program) -> Vec<FlowRecord> {
     sets.into_iter().flat_map(|set| set.records).filter(|record| record.is_whole(&FLOW_SECRET)).collect()
 }
 
-/// Checks all records, while no program runs. Returns the number of those in the reserve. A second record of a flow is soon evicted, since nobody
-/// finds it. So this must be done often.
+/// Checks all records, while no program runs. A second record of a flow is soon evicted, since nobody
+/// finds it. So this must be done often. Returns the number of records in the reserve.
 fn check_all(program: &Program) -> usize {
     let records = whole(program);
     records.iter().for_each(check);

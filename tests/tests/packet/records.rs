@@ -7,7 +7,7 @@ use vipmux_common::{
         Address, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
         FlowKey, FlowRecord, SERVICE_DIRECT, Stat,
     },
-    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, RESERVE_EPOCH, WAYS},
+    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, RESERVE_EPOCH, RESERVE_WAY, WAYS},
 };
 use vipmux_datapath::bpf::flow_table::sets;
 use vipmux_tests::{
@@ -19,8 +19,8 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, new_flow, syn, syn_to_http, to},
     fixture::{
-        self, CLIENT_MAC, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SELF_MAC, SYSLOG, Service, TCP_IDLE,
-        WHILE, from_client, from_peer,
+        self, CLIENT, CLIENT_MAC, CLIENT_PORT, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SELF_MAC, SYSLOG,
+        Service, TCP_IDLE, WHILE, from_client, from_peer,
     },
     flows::with_flags,
     replies::{from, segment},
@@ -197,6 +197,7 @@ pub(crate) fn evicted_in_order() {
     assert!(keys[8..].iter().all(|key| left.contains_key(key)) && left.len() == 9, "{left:?}");
     let waits = |key: &FlowKey| left[key].epoch == RESERVE_EPOCH;
     assert!(keys[8..15].iter().all(|key| !waits(key)) && waits(&keys[15]), "{left:?}");
+    assert_eq!(u32::from(left[&keys[15]].flags), FLOW_REPLIES | FLOW_ISN, "established in the reserve");
 }
 
 /// Fills both sets of [`HTTP`]'s flow with live flows to another node, and loads the programs.
@@ -250,6 +251,86 @@ pub(crate) fn a_new_flow_waits_in_the_reserve() {
     answered();
     assert_eq!(ingress(&with_flags(HTTP, ACK | PSH)), (PASS, vec![]));
     assert_eq!(program.counters().unwrap().stats[Stat::NewFlows as usize].packets, 1);
+}
+
+/// A record in the reserve, of this age, beside sets without room: four rounds of one packet.
+fn in_the_reserve(flags: u32, age: u64) -> State {
+    let mut state = fixture::state();
+    crowd(&mut state, HTTP);
+    HTTP.remember(&mut state, LOCAL, age, ISN, FLOW_ISN | flags);
+    let record = HTTP.record_of(&mut state);
+    record.epoch = RESERVE_EPOCH;
+    // [`Service::remember`] always adds this one.
+    record.flags &= !u8::try_from(FLOW_REPLIES).unwrap() | u8::try_from(flags).unwrap();
+    state
+}
+
+/// If all others are established connections to backends here, a record stays in the reserve. There it is as
+/// safe as they are.
+pub(crate) fn a_connection_may_live_in_the_reserve() {
+    let state = in_the_reserve(FLOW_REPLIES | FLOW_NEW | FLOW_HALF_OPEN, 0);
+    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    assert_eq!(run(&program, &from_client().ipv4(&with_flags(HTTP, ACK))), (PASS, vec![]));
+    let record = || record_and_count(&program).0.map(|record| (record.epoch, u32::from(record.flags), record.isn));
+    let established = Some((RESERVE_EPOCH, FLOW_REPLIES | FLOW_ISN, ISN));
+    assert_eq!(record(), established);
+    let mut newcomers = neighbors(&state, &HTTP.flow(), 60).into_iter().skip(8);
+    for key in newcomers.by_ref().take(40) {
+        let (verdict, reasons) = run(&program, &from_port(HTTP, &key, SYN));
+        assert!(verdict == PASS && reasons.iter().all(|reason| *reason == Stat::EvictedHalfOpen), "{reasons:?}");
+    }
+    assert_eq!(record(), established, "a flood went by");
+    for (number, key) in newcomers.enumerate() {
+        let verdicts = [SYN, ACK].map(|flags| run(&program, &from_port(HTTP, &key, flags)).0);
+        assert_eq!(verdicts, if number < 3 { [PASS; 2] } else { [DROP; 2] }, "flow {number}");
+    }
+    assert_eq!(record(), established, "with three others it fills its set");
+}
+
+/// As soon as one of its sets has room, it moves, at most once a second.
+pub(crate) fn a_record_leaves_the_reserve_when_there_is_room() {
+    let moved = |age| {
+        let mut state = in_the_reserve(FLOW_REPLIES, age);
+        let (_, other) = state.flows.iter_mut().find(|(key, _)| **key != HTTP.flow()).unwrap();
+        other.flags |= u8::try_from(FLOW_CLIENT_FIN | FLOW_BACKEND_FIN).unwrap();
+        let program = Program::load(&state, fixture::FLOWS).unwrap();
+        let outcome = run(&program, &from_client().ipv4(&with_flags(HTTP, ACK)));
+        let (record, count) = record_and_count(&program);
+        (outcome, record.unwrap().epoch, count)
+    };
+    let hz = u64::from(fixture::state().config.hz);
+    assert_eq!(moved(hz / 2), ((PASS, vec![]), RESERVE_EPOCH, 9));
+    assert_eq!(moved(2 * hz), ((PASS, vec![Stat::EvictedClosed]), 0, 8));
+}
+
+/// A set does not forget that one of its flows is in the reserve.
+pub(crate) fn a_use_of_the_reserve_is_remembered() {
+    let hz = fixture::state().config.hz;
+    let state = in_the_reserve(FLOW_REPLIES, 10 * u64::from(hz));
+    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let notes = || {
+        let sets = program.flow_sets().unwrap();
+        let set = sets.iter().find(|set| set.records[RESERVE_WAY as usize].of_set != 0).unwrap();
+        [OVERFLOW_WAY, RESERVE_WAY].map(|way| set.records[way as usize].of_set)
+    };
+    let [_, before] = notes();
+    let answer = Ethernet::new(SELF_MAC, CLIENT_MAC).ipv4(&segment(LOCAL, ACK, 77));
+    assert_ne!(program.run(Hook::Egress, &answer).unwrap().frame, answer);
+    let [overflow, after] = notes();
+    assert!(overflow == after && after.wrapping_sub(before) >= 10 * hz, "{before} became {overflow}, {after}");
+}
+
+/// A record in the reserve that does not translate replies, or not those to this SYN, is written again.
+pub(crate) fn a_record_in_the_reserve_is_mended() {
+    for (flags, tcp) in [(0, ACK), (FLOW_REPLIES, SYN), (FLOW_REPLIES | FLOW_NEW | FLOW_HALF_OPEN, SYN)] {
+        let program = Program::load(&in_the_reserve(flags, 0), fixture::FLOWS).unwrap();
+        let packet = Ipv4::tcp(CLIENT, HTTP.vip, Tcp::new(CLIENT_PORT, HTTP.port, tcp).numbers(ISN + 7, 77));
+        assert_eq!(run(&program, &from_client().ipv4(&packet)), (PASS, vec![]), "{flags:#x}, {tcp:#x}");
+        let (record, count) = record_and_count(&program);
+        let record = record.unwrap();
+        assert_eq!((record.epoch, u32::from(record.flags) & FLOW_REPLIES, count), (RESERVE_EPOCH, FLOW_REPLIES, 9));
+        assert_eq!(record.isn, if tcp == SYN { ISN + 7 } else { ISN });
+    }
 }
 
 /// A flood evicts no live flow, whatever its packets are. Its own records make room for each other.

@@ -69,8 +69,8 @@ impl FlowTable {
         let has = |way| low(self.of_set(place, way).load(Relaxed)) != 0;
         let [first, second] = self.sets(place);
         let second = has(OVERFLOW_WAY).then_some(second);
-        let reserve = has(RESERVE_WAY).then(|| ways(place, reserve_set(place.set(self.mask), self.mask)));
-        let positions = first.chain(second.into_iter().flatten()).chain(reserve.into_iter().flatten());
+        let reserve = has(RESERVE_WAY).then(|| self.reserve(place));
+        let positions = first.chain(reserve.into_iter().flatten()).chain(second.into_iter().flatten());
         let records = positions.filter_map(|position| self.get(position));
         records.filter(|record| {
             let other = record.key();
@@ -81,6 +81,11 @@ impl FlowTable {
     /// Returns the positions of both sets of a place.
     fn sets(&self, place: Place) -> [impl Iterator<Item = usize> + use<>; 2] {
         [place.set(self.mask), place.other_set(self.mask)].map(|set| ways(place, set))
+    }
+
+    /// Returns the positions of a place's set of the reserve.
+    fn reserve(&self, place: Place) -> impl Iterator<Item = usize> + use<> {
+        ways(place, reserve_set(place.set(self.mask), self.mask))
     }
 
     fn is_used(&self, position: usize) -> bool {
@@ -125,6 +130,10 @@ impl FlowTable {
             if is_newer || record.seen == known.seen && record.flags != known.flags {
                 self.put(position, record);
             }
+            return true;
+        }
+        // There, the programs have just written it.
+        if self.find(&key).is_some() {
             return true;
         }
         let used = |set: &Vec<usize>| set.iter().map(|position| u32::from(self.is_used(*position))).sum();
@@ -264,11 +273,12 @@ mod tests {
         let record = FlowRecord { vip: 1, client_port: 7, protocol: 6, epoch: RESERVE_EPOCH, ..FlowRecord::default() };
         let place = record.place(&table.secret);
         let record = FlowRecord { check: place.check(record.words()), ..record };
-        table.put((reserve_set(place.set(table.mask), table.mask) * WAYS) as usize, record);
+        table.put(table.reserve(place).next().unwrap(), record);
         assert_eq!(table.find(&record.key()), None, "its set does not use the reserve");
         table.of_set(place, RESERVE_WAY).store(1, Relaxed);
         assert_eq!(table.find(&record.key()), Some(record));
-        assert_eq!((table.records().count(), table.capacity()), (1, 16_384));
+        assert!(table.add(FlowRecord { seen: 9, ..record }), "it is there");
+        assert_eq!((table.records().collect::<Vec<_>>(), table.capacity()), (vec![record], 16_384));
 
         assert!(table.records().all(|record| next.add(record)));
         assert_eq!(next.find(&record.key()), Some(FlowRecord { epoch: 0, ..record }));

@@ -54,8 +54,8 @@ pub(super) struct Transition {
 }
 
 impl Transition {
-    /// Compares the pinned maps with those of the BPF object. `sets`: the desired number of sets of
-    /// the flow table.
+    /// Compares the pinned maps with those of the BPF object. `flows`: the desired number of flows
+    /// that the flow table has room for.
     pub(super) fn begin(pins: &Pins, flows: u32) -> Result<Self, LoadError> {
         let mut transition = Self { unfinished: recover(pins)?, ..Self::default() };
         let found = match version(pins) {

@@ -14,7 +14,7 @@ use vipmux_common::abi::{
 
 use super::CONFIG;
 use crate::bpf::{
-    flow_table::FlowTable,
+    flow_table::{self, FlowTable},
     load::LoadError,
     maps::{
         MapsError,
@@ -35,9 +35,10 @@ pub(super) fn carry(old: &Path, new: &Path) -> Result<usize, LoadError> {
     let layout = RawMap::open(old, FLOWS)?.layout();
     Ok(if layout.is_hash() {
         add(&mut legacy(old)?.into_iter())
-    } else if layout.value_size as usize == size_of::<FlowSet>() {
+    } else if layout.value_size as usize == size_of::<FlowSet>() && flow_table::mask(layout.max_entries).is_some() {
         add(&mut table(old, Access::Read)?.records())
     } else {
+        // A table of a later agent.
         0
     })
 }
