@@ -22,6 +22,8 @@ pub(crate) fn place(config: &Config, key: &FlowKey) -> Place {
 pub(crate) type Position = u32;
 /// No record.
 pub(crate) const NOWHERE: Position = u32::MAX;
+/// No record, but one may have moved from the reserve to a set meanwhile. Who looks again finds it.
+pub(crate) const MOVED: Position = u32::MAX - 1;
 
 /// Returns the records of a set, by the set's number: [`WAYS`] in a row.
 #[inline(always)]
@@ -175,7 +177,15 @@ pub(crate) fn search(config: &Config, key: &FlowKey, place: Place) -> Option<*mu
         return Some(first);
     }
     let Words { ports, high, low, protocol } = words;
-    at(flow_elsewhere(sets(config, place), ports, high, low, protocol | place.way() << 8))
+    let look = || flow_elsewhere(sets(config, place), ports, high, low, protocol | place.way() << 8);
+    at(again_if_moved(look))
+}
+
+/// Returns what `look` finds, or what it finds the second time if the first one is [`MOVED`].
+#[inline(always)]
+pub(crate) fn again_if_moved(look: impl Fn() -> Position) -> Position {
+    let position = look();
+    if position == MOVED { look() } else { position }
 }
 
 /// The verifier checks this function on its own, since its comparisons would multiply with all that
@@ -188,7 +198,7 @@ extern "C" fn flow_elsewhere(sets: u64, ports: u64, high: u64, low: u64, rest: u
     find_in_sets(sets, rest >> 8, |record| unsafe { words.are_of(record) })
 }
 
-/// Returns the position of the first record that is wanted.
+/// Returns the position of the first record that is wanted, or [`NOWHERE`], or [`MOVED`].
 #[inline(always)]
 pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) -> bool) -> Position {
     let (first, second) = (sets as u32, (sets >> 32) as u32);
@@ -200,25 +210,22 @@ pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) 
     if !overflow.is_recent() {
         return NOWHERE;
     }
-    // A record moves from the reserve to a set. Who looks there first, and then into both sets, finds it.
-    if let Some(waiting) = Overflow::noted(first + RESERVE_WAY)
-        && waiting.is_recent()
-    {
-        let position = find_in_set(reserve(first), way, &is_it);
-        if position != NOWHERE {
-            if waiting.is_old() {
-                note_reserve(first);
-            }
-            return position;
-        }
-        let position = find_in_set(first, way, &is_it);
-        if position != NOWHERE {
-            return position;
-        }
-    }
     let position = find_in_set(second, way, &is_it);
-    if position != NOWHERE && overflow.is_old() {
-        note_overflow(first);
+    if position != NOWHERE {
+        if overflow.is_old() {
+            note_overflow(first);
+        }
+        return position;
+    }
+    if !uses_reserve(first) {
+        return NOWHERE;
+    }
+    let position = find_in_set(reserve(first), way, &is_it);
+    if position == NOWHERE {
+        return MOVED;
+    }
+    if Overflow::noted(first + RESERVE_WAY).is_some_and(|waiting| waiting.is_old()) {
+        note_reserve(first);
     }
     position
 }

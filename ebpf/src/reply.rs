@@ -72,7 +72,8 @@ fn search(config: &Config, key: &ReplyKey) -> Option<Record> {
     }
     let [(c0, c1), (b0, b1)] = [halves(&key.client), halves(&key.backend)];
     let ports = u64::from(key.client_port) | u64::from(key.backend_port) << 16;
-    let at = position::at(flow_of_reply(c0, c1, b0, b1, ports | u64::from(key.protocol) << 32))?;
+    let look = || flow_of_reply(c0, c1, b0, b1, ports | u64::from(key.protocol) << 32);
+    let at = position::at(position::again_if_moved(look))?;
     // SAFETY: in the table.
     let flow = unsafe { Flow::whole(at, place(config, key)) }?;
     let state = flow::state(&flow)?;
