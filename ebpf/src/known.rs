@@ -5,14 +5,14 @@ use core::ptr;
 use vipmux_common::{
     abi::{
         BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, Config, DropReason,
-        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET,
-        FlowKey, FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+        FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
+        FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
     flow_table::{Place, RESERVE_EPOCH},
 };
 
 use crate::{
-    flow::{Flow, Target, after, is_idle, is_late, refresh},
+    flow::{Flow, Target, after, is_closed, is_idle, is_late, refresh},
     frame::Frame,
     maps::{BACKENDS, SERVICE_STATES, config},
     packet::UDP,
@@ -242,9 +242,11 @@ impl Known {
         // A record in the reserve is written anew if it has proven anything.
         let proven = if in_reserve { 0 } else { FLOW_NEW | FLOW_HALF_OPEN };
         let after = if syn { flags } else { after(flags & !proven, segment.flags, FLOW_CLIENT_FIN) };
-        // With the second packet, and if there was no room then, once a second.
-        const OVER: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
-        let moves = in_reserve && !syn && after & OVER == 0 && (flags & FLOW_NEW != 0 || !is_fresh);
+        // With the second packet, and if there was no room then, after each pause of a second.
+        let moves = in_reserve
+            && segment.flags & (SYN | FIN | RST) == 0
+            && !is_closed(flags)
+            && (flags & FLOW_NEW != 0 || !is_fresh);
         let mut kept = Kept::Record;
         if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
             // What was sent before the client turned to the backend itself changes nothing.

@@ -94,8 +94,8 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
         // The replies of such a flow would not be translated, or the program that sends it to its backend
         // finds that by the record.
         let is_needed = found.target.local.is_some();
-        let is_new = flags & FLOW_NEW != 0;
-        workspace.highest = if is_needed && !is_new { LIVE as u32 } else { IDLE as u32 };
+        let has_proven = flags & (FLOW_NEW | FLOW_CLIENT_FIN | FLOW_RESET) == 0;
+        workspace.highest = if is_needed && has_proven { LIVE as u32 } else { IDLE as u32 };
         workspace.otherwise = if is_needed { ALL_SETS } else { NO_ROOM };
         workspace.collides = 0;
         outcome = flow_record_in_either(sets);
@@ -104,7 +104,7 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
         outcome = record_in_all(sets);
     }
     match outcome {
-        NO_ROOM | ALL_SETS | KNOWN if found.kept == Kept::Reserve => return Kept::Record,
+        NO_ROOM | KNOWN if found.kept == Kept::Reserve => return Kept::Record,
         NO_ROOM | ALL_SETS => return Kept::NoRoom,
         COLLISION => return Kept::Collision,
         KNOWN => return Kept::Known,
@@ -316,7 +316,7 @@ extern "C" fn flow_in_reserve(first: Position) -> u32 {
         return KNOWN;
     }
     let collides = third.collides(reserve);
-    let (Some(record), Some(Workspace { flow: new, collides: noted, .. })) =
+    let (Some(record), Some(Workspace { flow: new, keeps, collides: noted, .. })) =
         (position::at(reserve + third.way()), Workspace::get())
     else {
         return NO_ROOM;
@@ -326,7 +326,8 @@ extern "C" fn flow_in_reserve(first: Position) -> u32 {
     if third.has_flow() && new[6] >> 24 & u64::from(FLOW_ISN) == 0 {
         // SAFETY: in the table.
         let waiting = unsafe { Flow::read(record) };
-        new[6] |= u64::from(waiting.flags() & FLOW_ISN) << 24;
+        const FIN: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
+        new[6] |= u64::from(waiting.flags() & if *keeps != 0 { FLOW_ISN | FIN } else { FLOW_ISN }) << 24;
         new[7] = new[7] & !u64::from(u32::MAX) | u64::from(waiting.isn());
     }
     ALL_SETS

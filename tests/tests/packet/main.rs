@@ -102,6 +102,11 @@ fn a_new_flow_waits_in_the_reserve_until_its_second_packet() {
 }
 
 #[test]
+fn a_half_closed_flow_leaves_the_reserve() {
+    as_root(records::a_half_closed_flow_leaves_the_reserve);
+}
+
+#[test]
 fn a_connection_lives_in_the_reserve_among_established_ones() {
     as_root(records::a_connection_may_live_in_the_reserve);
 }

@@ -253,7 +253,19 @@ pub(crate) fn a_new_flow_waits_in_the_reserve() {
     assert_eq!(program.counters().unwrap().stats[Stat::NewFlows as usize].packets, 1);
 }
 
-/// A record in the reserve, of this age, beside sets without room: four rounds of one packet.
+/// A FIN proves nothing, but it is not forgotten.
+pub(crate) fn a_half_closed_flow_leaves_the_reserve() {
+    let program = full_of_others();
+    let ingress = |packet: &Ipv4| run(&program, &from_client().ipv4(packet));
+    assert_eq!(ingress(&syn(HTTP)), (PASS, vec![]));
+    assert_eq!(ingress(&with_flags(HTTP, FIN | ACK)), (PASS, vec![]));
+    assert_eq!(record_and_count(&program).0.unwrap().epoch, RESERVE_EPOCH);
+    assert_eq!(ingress(&with_flags(HTTP, ACK)), (PASS, vec![Stat::EvictedLive]));
+    let FlowRecord { epoch, flags, isn, .. } = record_and_count(&program).0.unwrap();
+    assert_eq!((epoch, u32::from(flags), isn), (0, FLOW_REPLIES | FLOW_ISN | FLOW_CLIENT_FIN, ISN));
+}
+
+/// Returns a state with a record in the reserve, of this age, whose sets are full of established connections.
 fn in_the_reserve(flags: u32, age: u64) -> State {
     let mut state = fixture::state();
     crowd(&mut state, HTTP);

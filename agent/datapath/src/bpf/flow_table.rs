@@ -145,11 +145,25 @@ impl FlowTable {
         let position = all().find(|position| !self.is_used(*position)).or_else(least);
         if let Some(position) = position {
             if sets[1].contains(&position) {
-                self.note_overflow(place, record.seen);
+                self.note(place, OVERFLOW_WAY, record.seen);
             }
             self.put(position, record);
+            return true;
         }
-        position.is_some()
+        self.add_to_reserve(place, record)
+    }
+
+    /// Adds the record of an established connection to a backend here, whose replies need it.
+    fn add_to_reserve(&self, place: Place, record: FlowRecord) -> bool {
+        let is_needed = u32::from(record.flags) & FLOW_REPLIES != 0;
+        if !is_needed || FlowState::of(&record) != FlowState::Established {
+            return false;
+        }
+        let Some(position) = self.reserve(place).find(|position| !self.is_used(*position)) else { return false };
+        self.note(place, OVERFLOW_WAY, record.seen);
+        self.note(place, RESERVE_WAY, record.seen);
+        self.put(position, FlowRecord { epoch: RESERVE_EPOCH, ..record });
+        true
     }
 
     /// Returns the word with [`FlowRecord::of_set`] in its low half, of a way of a place's first set.
@@ -157,8 +171,9 @@ impl FlowTable {
         &self.mapping.elements()[(place.set(self.mask) * WAYS + way) as usize * WORDS]
     }
 
-    fn note_overflow(&self, place: Place, seen: u32) {
-        let _ = self.of_set(place, OVERFLOW_WAY).fetch_update(Relaxed, Relaxed, |word| {
+    /// Notes a use of the second set or of the reserve, by the way that has the time.
+    fn note(&self, place: Place, way: u32, seen: u32) {
+        let _ = self.of_set(place, way).fetch_update(Relaxed, Relaxed, |word| {
             let known = low(word);
             let is_newer = known == 0 || seen.wrapping_sub(known).cast_signed() > 0;
             is_newer.then(|| word & !u64::from(u32::MAX) | u64::from(flow_table::overflow(seen)))
@@ -282,5 +297,15 @@ mod tests {
 
         assert!(table.records().all(|record| next.add(record)));
         assert_eq!(next.find(&record.key()), Some(FlowRecord { epoch: 0, ..record }));
+
+        // Nine established connections of one client port: two sets have room for eight.
+        let flags = u8::try_from(FLOW_REPLIES).unwrap();
+        let flows =
+            (1..10).map(|vip| FlowRecord { vip, flags, client_port: 8, protocol: 6, seen: 7, ..FlowRecord::default() });
+        let flows: Vec<_> = flows.collect();
+        assert!(flows.iter().all(|flow| table.add(*flow)));
+        let found: Vec<_> = flows.iter().map(|flow| table.find(&flow.key()).unwrap().epoch).collect();
+        assert_eq!(found, [0, 0, 0, 0, 0, 0, 0, 0, RESERVE_EPOCH]);
+        assert!(!table.add(FlowRecord { vip: 10, flags: 0, ..flows[0] }), "to another node, it needs no record");
     }
 }
