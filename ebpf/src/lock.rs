@@ -1,0 +1,83 @@
+//! The locks of the flow table's sets.
+
+use core::ptr;
+
+use vipmux_common::{abi::FlowSet, flow_table::WAYS};
+
+use crate::{maps::FLOWS, position::Position, wire::add_atomically};
+
+/// The lock of a set: a number of holders below, and a version above. It needs no more than an
+/// atomic addition without a result, which every kernel has: a program that finds exactly its own
+/// addition is the only holder.
+pub(crate) struct Lock(*mut FlowSet);
+
+impl Lock {
+    const HOLDERS: u32 = 0xfff;
+    const VERSION: u32 = 0x1000;
+    /// A program holds a lock for some 100 ns, and an attempt takes a few.
+    const ATTEMPTS: u32 = 200;
+
+    #[inline(always)]
+    pub(crate) fn take(set: Position) -> Option<Self> {
+        let lock = Self(FLOWS.get_ptr_mut(set / WAYS)?);
+        for _ in 0..Self::ATTEMPTS {
+            let before = lock.read();
+            if before & Self::HOLDERS != 0 {
+                continue;
+            }
+            lock.add(1);
+            if lock.read() == before.wrapping_add(1) {
+                return Some(lock);
+            }
+            lock.add(u32::MAX);
+        }
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn release(self) {
+        self.add(Self::VERSION - 1);
+    }
+
+    /// Releases the lock of a set without [`Self`], for which the stack may have no room.
+    #[inline(always)]
+    pub(crate) fn release_set(set: Position) {
+        if let Some(set) = FLOWS.get_ptr_mut(set / WAYS) {
+            Self(set).release();
+        }
+    }
+
+    #[inline(always)]
+    fn read(&self) -> u32 {
+        // SAFETY: a map value, and the first field of its first record.
+        unsafe { ptr::read_volatile(self.0.cast::<u32>()) }
+    }
+
+    #[inline(always)]
+    fn add(&self, number: u32) {
+        // SAFETY: as above.
+        unsafe { add_atomically(self.0.cast(), number) };
+    }
+}
+
+/// Takes the locks of both sets, in one order for all programs. Returns false if it has neither.
+#[inline(always)]
+pub(crate) fn take_both(sets: u64) -> bool {
+    let (first, second) = (sets as u32, (sets >> 32) as u32);
+    let (lower, upper) = (first.min(second), first.max(second));
+    if Lock::take(lower).is_none() {
+        return false;
+    }
+    if Lock::take(upper).is_none() {
+        Lock::release_set(lower);
+        return false;
+    }
+    true
+}
+
+/// Releases the locks of both sets.
+#[inline(always)]
+pub(crate) fn release_both(sets: u64) {
+    Lock::release_set((sets >> 32) as u32);
+    Lock::release_set(sets as u32);
+}
