@@ -31,6 +31,7 @@ mod property;
 mod records;
 mod reject;
 mod replies;
+mod reserve;
 mod sctp;
 mod segments;
 mod services;
@@ -98,37 +99,37 @@ fn records_make_room_in_the_order_of_their_worth() {
 
 #[test]
 fn a_new_flow_waits_in_the_reserve_until_its_second_packet() {
-    as_root(records::a_new_flow_waits_in_the_reserve);
+    as_root(reserve::a_new_flow_waits_in_the_reserve);
 }
 
 #[test]
 fn a_half_closed_flow_leaves_the_reserve() {
-    as_root(records::a_half_closed_flow_leaves_the_reserve);
+    as_root(reserve::a_half_closed_flow_leaves_the_reserve);
 }
 
 #[test]
 fn a_connection_lives_in_the_reserve_among_established_ones() {
-    as_root(records::a_connection_may_live_in_the_reserve);
+    as_root(reserve::a_connection_may_live_in_the_reserve);
 }
 
 #[test]
 fn a_record_leaves_the_reserve_when_there_is_room() {
-    as_root(records::a_record_leaves_the_reserve_when_there_is_room);
+    as_root(reserve::a_record_leaves_the_reserve_when_there_is_room);
 }
 
 #[test]
 fn a_use_of_the_reserve_is_remembered() {
-    as_root(records::a_use_of_the_reserve_is_remembered);
+    as_root(reserve::a_use_of_the_reserve_is_remembered);
 }
 
 #[test]
 fn a_record_in_the_reserve_is_mended() {
-    as_root(records::a_record_in_the_reserve_is_mended);
+    as_root(reserve::a_record_in_the_reserve_is_mended);
 }
 
 #[test]
 fn a_flow_that_has_proven_nothing_evicts_no_live_one() {
-    as_root(records::what_has_proven_nothing_evicts_no_live_flow);
+    as_root(reserve::what_has_proven_nothing_evicts_no_live_flow);
 }
 
 #[test]
