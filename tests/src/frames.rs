@@ -13,6 +13,10 @@ mod payload;
 mod sctp;
 mod transport;
 
+use std::net::IpAddr;
+
+use anyhow::{Result, bail};
+
 pub use arp::Arp;
 pub use icmpv6::Icmpv6;
 pub use ipv4::Ipv4;
@@ -85,6 +89,16 @@ impl Ethernet {
     /// Returns a frame with an IPv6 packet.
     pub fn ipv6(&self, packet: &Ipv6) -> Vec<u8> {
         self.frame(ETHERTYPE_IPV6, &packet.bytes())
+    }
+
+    /// Returns a frame with a segment from one address to another. Fails if they are of different
+    /// families.
+    pub fn tcp(&self, (from, to): (IpAddr, IpAddr), segment: Tcp) -> Result<Vec<u8>> {
+        Ok(match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => self.ipv4(&Ipv4::tcp(from, to, segment)),
+            (IpAddr::V6(from), IpAddr::V6(to)) => self.ipv6(&Ipv6::tcp(from, to, segment)),
+            _ => bail!("{from} and {to} are of different families"),
+        })
     }
 }
 

@@ -6,7 +6,7 @@
 //! - Processes: [`mod@agent`], [`allocator`] and [`pod`]. [`cleanup`] removes everything that a run
 //!   makes on the machine.
 //! - Clients: [`client`], [`traffic`], [`transfer`], [`arp`] and [`ndp`]. [`mod@watch`] observes a
-//!   VIP with several clients, [`wire`] observes a port.
+//!   VIP with several clients, [`wire`] observes a port, [`resets`] a network namespace.
 //! - Configuration: [`manifests`] writes what the agents read.
 //! - Clusters: [`api_server`] and [`kube_proxy`] are real ones, [`api_proxy`] is a bad connection
 //!   to the API server. [`cluster_programs`] finds the binaries. [`real_cluster`] also has nodes with
@@ -52,6 +52,7 @@ pub mod process;
 pub mod program;
 pub mod real_cluster;
 pub mod requirement;
+pub mod resets;
 pub mod rights;
 pub mod router;
 pub mod scrape;

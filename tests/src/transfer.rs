@@ -25,9 +25,6 @@ use crate::{identity::Answer, netns::Namespace, wait};
 const CHUNK: usize = 65_536;
 /// The time limit for a single byte, on both sides.
 const STALL: Duration = Duration::from_secs(20);
-/// The time for which a server keeps a connection that has ended. The ACKs of one connection may
-/// overtake each other between CPUs. A late one that meets a closed socket is answered with a RST.
-const LATE_ACKS: Duration = Duration::from_millis(100);
 /// The longest line.
 const MAX_LINE: u64 = 1_024;
 /// Characters of a digest in hexadecimal.
@@ -185,9 +182,7 @@ pub fn serve(stream: TcpStream, answer: &Answer) -> Result<()> {
         hash.update(&chunk[..read]);
         writer.write_all(&chunk[..read])?;
     }
-    writer.write_all(hex(&hash.finalize()).as_bytes())?;
-    thread::sleep(LATE_ACKS);
-    Ok(())
+    Ok(writer.write_all(hex(&hash.finalize()).as_bytes())?)
 }
 
 fn line(reader: &mut BufReader<TcpStream>) -> Result<String> {

@@ -1,7 +1,6 @@
-//! Observes an interface in both directions, sends raw frames, and counts resets of a namespace.
+//! Observes an interface in both directions, and sends raw frames.
 
 use std::{
-    fs,
     net::IpAddr,
     sync::{
         Arc,
@@ -108,19 +107,6 @@ impl Drop for Repeater {
     fn drop(&mut self) {
         let _ = self.join();
     }
-}
-
-/// Returns how many TCP segments with RST a network namespace has sent: `tcpOutRsts` (RFC 4022), of
-/// both families.
-pub fn resets(namespace: &Namespace) -> Result<u64> {
-    // `/proc/net` would show the network namespace of the process's first thread.
-    let text =
-        namespace.run(|| fs::read_to_string("/proc/thread-self/net/snmp").context("cannot read the counters"))?;
-    let mut rows = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
-    let (names, values) = rows.next().zip(rows.next()).context("no counters of TCP")?;
-    let mut both = names.split_whitespace().zip(values.split_whitespace());
-    let (_, value) = both.find(|(name, _)| *name == "OutRsts").context("no OutRsts")?;
-    Ok(value.parse()?)
 }
 
 /// Returns the destination of a TCP segment or UDP datagram. ICMP does not count: routers send

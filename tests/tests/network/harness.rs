@@ -12,14 +12,19 @@ use vipmux_tests::{
     client::{self, Kind, Request, Session},
     cluster::TIMEOUT,
     conntrack,
+    frames::{ACK, Ethernet, Tcp},
     lan::{Lan, Options},
     manifests::VIP_V6,
     ndp,
     pod::{self, Listener, Pod},
-    sctp,
+    resets, sctp,
     traffic::Traffic,
     wait,
+    wire::{self, Tap},
 };
+
+/// The port of the echo server of [`serving_pod`].
+const ECHO: u16 = 8001;
 
 /// Returns all kinds of servers that this kernel can run.
 fn kinds() -> Result<Vec<Kind>> {
@@ -145,6 +150,45 @@ fn traffic_counts_answers_and_losses() -> Result<()> {
     traffic.wait_for_a_loss(TIMEOUT)?;
     let tally = traffic.stop()?;
     assert!(tally.lost > 0 && tally.check_all_by("shop/web").is_err(), "{tally:?}");
+    Ok(())
+}
+
+#[test]
+fn resets_are_noted_except_those_after_the_end_of_their_connection() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
+    let pod = serving_pod(&lan, 0, "web-1")?;
+    let client = lan.client()?;
+    client.route_pods_of(&lan.nodes[0])?;
+    resets::watch(pod.namespace())?;
+    let to_node = Ethernet::new(client.mac.octets(), lan.nodes[0].mac.octets());
+    let mut replies = Tap::open(client.namespace(), "eth0")?;
+    let v4 = (IpAddr::V4(client.address), IpAddr::V4(pod.address));
+    let v6 = (IpAddr::V6(client.address_v6), IpAddr::V6(pod.address_v6));
+    for (own, server) in [v4, v6] {
+        let mut session = client.namespace().run(|| Session::connect((server, ECHO).into(), TIMEOUT))?;
+        session.echo("hello")?;
+        let port = session.local_address()?.port();
+        session.close()?;
+        let mut send_late_ack = |port: u16| {
+            replies.packets_to(own)?;
+            let late = to_node.tcp((own, server), Tcp::new(port, ECHO, ACK))?;
+            wire::send(client.namespace(), "eth0", &late, 1)?;
+            wait::until("the RST", TIMEOUT, || {
+                ensure!(replies.packets_to(own)? > 0, "none has come");
+                Ok(())
+            })
+        };
+        send_late_ack(port)?;
+        let before = resets::noted(pod.namespace())?;
+        assert!(!before.iter().any(|reset| reset.contains(&own.to_string())), "{before:?}");
+
+        let other = port ^ 1;
+        send_late_ack(other)?;
+        let noted = resets::noted(pod.namespace())?;
+        let noted: Vec<_> = noted.difference(&before).collect();
+        let connection = format!("{server} . {ECHO} . {own} . {other} counter packets 1 ");
+        assert!(noted.len() == 1 && noted[0].starts_with(&connection), "{noted:?} for {connection}");
+    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::{Kind, Session},
     cluster::{PATIENCE, TIMEOUT},
-    frames::{ACK, Ethernet, Ipv4, Ipv6, PSH, Tcp},
+    frames::{ACK, Ethernet, PSH, Tcp},
     kube_proxy::Mode,
     lan::Node,
     pod_network::PodNetwork,
@@ -92,9 +92,9 @@ fn harm_nobody(services: &SharedServices, offer: &Offer<'_>, vip: IpAddr) -> Res
     let to_client = Ethernet::new(offer.pod.mac.octets(), offer.pod.gateway.octets());
     for sequence in NUMBERS {
         let stray = |from, to| Tcp::new(from, to, ACK | PSH).numbers(sequence, sequence).data(b"stray");
-        let request = frame(&to_vip, (own, vip), stray(port, offer.port))?;
+        let request = to_vip.tcp((own, vip), stray(port, offer.port))?;
         wire::send(client.namespace(), "eth0", &request, STRAY.into())?;
-        let reply = frame(&to_client, (offer.pod_address(vip), own), stray(offer.port, port))?;
+        let reply = to_client.tcp((offer.pod_address(vip), own), stray(offer.port, port))?;
         wire::send(offer.pod.namespace(), "eth0", &reply, STRAY.into())?;
     }
     wait::until("the segments at the node of the pod", PATIENCE, || {
@@ -113,12 +113,4 @@ fn harm_nobody(services: &SharedServices, offer: &Offer<'_>, vip: IpAddr) -> Res
 /// a rule against them.
 fn goes_on(services: &SharedServices) -> bool {
     (services.mode, services.pods) == (Mode::Nftables, PodNetwork::Bridged)
-}
-
-fn frame(ethernet: &Ethernet, (from, to): (IpAddr, IpAddr), segment: Tcp) -> Result<Vec<u8>> {
-    Ok(match (from, to) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(&Ipv4::tcp(from, to, segment)),
-        (IpAddr::V6(from), IpAddr::V6(to)) => ethernet.ipv6(&Ipv6::tcp(from, to, segment)),
-        _ => anyhow::bail!("{from} and {to} are of different families"),
-    })
 }
