@@ -9,6 +9,7 @@ mod capabilities;
 mod churn;
 mod cluster;
 mod demo;
+mod failures;
 mod fuzz;
 mod generate;
 mod image;

@@ -6,7 +6,9 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
-    capabilities, image,
+    capabilities,
+    failures::{self, Failures},
+    image,
     program::Profile,
     setup, sim,
     summary::{self, Outcome},
@@ -35,8 +37,8 @@ pub(crate) enum Suite {
     Api,
 }
 
-/// Runs `suites` (all, if none is named). Fails if one failed, and with `CI=true` also if one was
-/// skipped.
+/// Runs `suites` (all, if none is named). At the end it repeats what failed tests have printed. Fails
+/// if a suite failed, and with `CI=true` also if one was skipped.
 pub(crate) fn run(suites: &[Suite]) -> Result<()> {
     let mut suites = if suites.is_empty() { Suite::value_variants() } else { suites }.to_vec();
     suites.sort_unstable();
@@ -45,12 +47,13 @@ pub(crate) fn run(suites: &[Suite]) -> Result<()> {
     if suites == Suite::value_variants() {
         build_all();
     }
-    let mut rows = Vec::new();
+    let (mut rows, mut failures) = (Vec::new(), Failures::default());
     for suite in suites {
         let start = Instant::now();
-        let outcome = suite.run();
+        let outcome = suite.run(&mut failures);
         rows.push((suite.name().to_owned(), outcome, workspace::seconds(start.elapsed())));
     }
+    failures.print();
     summary::print("test", &rows, workspace::in_ci())
 }
 
@@ -63,7 +66,7 @@ fn build_all() {
 }
 
 impl Suite {
-    fn run(self) -> Outcome {
+    fn run(self, failures: &mut Failures) -> Outcome {
         let name = self.name();
         if let Some(remedy) = self.obstacle() {
             workspace::progress(&format!("suite {name}: skipped, {remedy}"));
@@ -78,7 +81,7 @@ impl Suite {
         };
         for mut command in commands {
             workspace::progress(&format!("suite {name}: {}", workspace::command_line(&command)));
-            if let Err(error) = workspace::run(&mut command) {
+            if let Err(error) = failures.run(&mut command) {
                 workspace::progress(&format!("suite {name}: {error:#}"));
                 return Outcome::Failed(error);
             }
@@ -140,7 +143,7 @@ impl Suite {
         let test = |arguments: &[&str]| {
             // One run reports all failures.
             let mut command = workspace::cargo(["test", "--no-fail-fast"]);
-            command.args(workspace::locked()).args(arguments);
+            command.args(workspace::locked()).args(arguments).args(failures::colors());
             command
         };
         Ok(match self {

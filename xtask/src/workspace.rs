@@ -6,7 +6,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -46,7 +46,16 @@ pub(crate) fn in_ci() -> bool {
 
 /// Runs a command with this process's streams. The error names the command and its status.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run `{}`", command_line(command)))?;
+    succeeded(started(command.status(), command)?, command)
+}
+
+/// Returns what the start of a command has returned. The error names the command.
+pub(crate) fn started<T>(result: io::Result<T>, command: &Command) -> Result<T> {
+    result.with_context(|| format!("cannot run `{}`", command_line(command)))
+}
+
+/// Returns an error if a command has failed.
+pub(crate) fn succeeded(status: ExitStatus, command: &Command) -> Result<()> {
     if !status.success() {
         bail!("`{}` failed ({status})", command_line(command));
     }
