@@ -147,7 +147,7 @@ impl Request {
         let id = socket.local_addr()?.port();
         socket.send(&dns::query(id, DNS_NAME)?)?;
         let mut reply = [0; dns::MAX_MESSAGE];
-        let length = socket.recv(&mut reply).context("no reply")?;
+        let length = received(|| socket.recv(&mut reply)).context("no reply")?;
         dns::parse(&reply[..length], id)?.1.parse()
     }
 
@@ -323,7 +323,7 @@ impl Datagrams {
 
     fn reply(&self) -> Result<String> {
         let mut reply = vec![0; usize::from(u16::MAX)];
-        let length = self.socket.recv(&mut reply).context("no reply")?;
+        let length = received(|| self.socket.recv(&mut reply)).context("no reply")?;
         reply.truncate(length);
         Ok(String::from_utf8(reply)?)
     }
@@ -345,6 +345,17 @@ fn udp_socket(server: SocketAddr, timeout: Duration) -> Result<UdpSocket> {
     Ok(socket)
 }
 
+/// Receives by `call`. With a time limit, the call ends early if this process is stopped and continued
+/// (signal(7)).
+fn received<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 /// Sends one ICMP echo request (RFC 792) with `length` bytes of data, and waits for its reply.
 pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
     const ECHO_REPLY: u8 = 0;
@@ -361,9 +372,10 @@ pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
     sendto(socket.as_raw_fd(), &request, &SockaddrIn::from(SocketAddrV4::new(address, 0)), MsgFlags::empty())?;
     let mut packet = vec![0; 65_536];
     loop {
-        let received = recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty()).context("no echo reply")?;
+        let read =
+            received(|| Ok(recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty())?)).context("no echo reply")?;
         // An IPv4 packet without options: raw sockets get the header too.
-        let Some((header, message)) = packet[..received].split_at_checked(20) else { continue };
+        let Some((header, message)) = packet[..read].split_at_checked(20) else { continue };
         let is_reply = header[12..16] == address.octets() && message.first() == Some(&ECHO_REPLY);
         if is_reply && message[4..] == request[4..] && message.len() == HEADER + length {
             ensure!(checksum(message) == 0, "the echo reply's checksum is wrong");
@@ -398,9 +410,10 @@ pub fn ping_v6(address: Ipv6Addr, length: usize, timeout: Duration) -> Result<()
     sendto(socket.as_raw_fd(), &request, &SockaddrIn6::from(to), MsgFlags::empty())?;
     let mut message = vec![0; 65_536];
     loop {
-        let (received, from) = recvfrom::<SockaddrIn6>(socket.as_raw_fd(), &mut message).context("no echo reply")?;
+        let reply = received(|| Ok(recvfrom::<SockaddrIn6>(socket.as_raw_fd(), &mut message)?));
+        let (read, from) = reply.context("no echo reply")?;
         let is_reply = message[0] == ECHO_REPLY && from.is_some_and(|from| from.ip() == address);
-        if is_reply && received == request.len() && message[4..received] == request[4..] {
+        if is_reply && read == request.len() && message[4..read] == request[4..] {
             return Ok(());
         }
     }

@@ -18,6 +18,7 @@ use vipmux_common::{
 };
 use vipmux_datapath::bpf::{
     object::object,
+    uninterrupted::uninterrupted,
     vip_index,
     xdp::{Buffers, load_xdp},
 };
@@ -88,9 +89,10 @@ impl Program {
         load_xdp(&mut ebpf, buffers)?;
         let egress: &mut SchedClassifier =
             ebpf.program_mut("vipmux_egress").context("no program vipmux_egress")?.try_into()?;
-        egress.load()?;
+        uninterrupted(|| egress.load())?;
         let mut testing = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing object")?;
-        xdp_mut(&mut testing, "clock")?.load()?;
+        let clock = xdp_mut(&mut testing, "clock")?;
+        uninterrupted(|| clock.load())?;
         let mut program =
             Self { ebpf, testing, buffers, vip_index: BTreeMap::new(), service_index: BTreeMap::new(), origin: 0 };
         program.install(state)?;

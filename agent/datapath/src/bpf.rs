@@ -16,6 +16,7 @@ pub mod service_index;
 mod syscall;
 pub mod tcx;
 mod transition;
+pub mod uninterrupted;
 pub mod unload;
 pub mod vip_index;
 pub mod xdp;

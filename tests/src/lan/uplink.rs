@@ -11,6 +11,7 @@ use aya::{
     programs::{XdpMode, xdp::XdpLinkId},
 };
 use pnet::util::MacAddr;
+use vipmux_datapath::bpf::uninterrupted::uninterrupted;
 
 use super::{BRIDGE, ORDINARY_MTU, PREFIX_LENGTHS};
 use crate::{
@@ -141,7 +142,8 @@ impl PassingProgram {
     pub(super) fn load(mtu: u32) -> Result<Self> {
         let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
         let name = pass(mtu);
-        program::xdp_mut(&mut ebpf, name)?.load().context("cannot load the passing program")?;
+        let pass = program::xdp_mut(&mut ebpf, name)?;
+        uninterrupted(|| pass.load()).context("cannot load the passing program")?;
         Ok(Self { ebpf, name, links: BTreeMap::new() })
     }
 

@@ -1,13 +1,16 @@
-//! Tests agents that start while something is missing.
+//! Tests agents that start while something is missing, or disturbs them.
 
 use std::{
     fs,
     net::Ipv4Addr,
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     process::Command,
+    thread,
+    time::Duration,
 };
 
 use anyhow::Result;
+use nix::sys::signal::Signal;
 use vipmux_tests::{
     agent::{self, Agent},
     cleanup::Folder,
@@ -39,6 +42,23 @@ fn an_agent_without_manifests_waits_for_them() -> Result<()> {
     let endpoint = cluster.endpoint("web-1")?;
     cluster.manifests.write_service(&Service::sharing("shop/web", 80, "TCP", 8080).with([endpoint]))?;
     cluster.await_service(Request::new(Kind::Http, VIP, 80), "shop/web").map(drop)
+}
+
+/// As by a debugger, or where the containers of a machine are frozen for a moment. The verifier gives up then.
+#[test]
+fn an_agent_that_is_stopped_and_continued_while_it_loads_its_programs_starts() -> Result<()> {
+    const STOPS: u32 = 40;
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let manifests = Manifests::for_lan(&lan)?;
+    let cluster = Cluster::new(lan, manifests)?;
+    let agent = Agent::start(cluster.lan.node("node-1")?, &cluster.agent_options())?;
+    for _ in 0..STOPS {
+        agent.process().signal(Signal::SIGSTOP)?;
+        thread::sleep(Duration::from_millis(10));
+        agent.process().signal(Signal::SIGCONT)?;
+        thread::sleep(Duration::from_millis(40));
+    }
+    agent.wait_ready(PATIENCE)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{io, thread};
 
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf,
     programs::{ProgramError, SchedClassifier},
 };
 use nix::sched::{CloneFlags, unshare};
@@ -12,7 +12,7 @@ use super::{
     attach::Direction,
     clsact,
     load::{LoadError, program},
-    object::object,
+    object::{loader, object},
     pins::EGRESS_PROGRAM,
     place::load_classifiers,
     xdp::{Buffers, load_xdp},
@@ -44,7 +44,7 @@ pub struct ProgramDryRun(Ebpf);
 impl ProgramDryRun {
     /// Loads the programs as the agent does.
     pub fn load() -> Result<Self, LoadError> {
-        let mut loader = EbpfLoader::new();
+        let mut loader = loader();
         for (name, entries) in SMALL_MAPS.into_iter().chain([("FLOWS", FEW_SETS)]) {
             loader.map_max_entries(name, entries);
         }

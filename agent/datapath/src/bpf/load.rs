@@ -6,7 +6,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfError, EbpfLoader,
+    Ebpf, EbpfError,
     programs::{ProgramError, links::LinkError},
     util::{KernelVersion, nr_cpus},
 };
@@ -22,7 +22,7 @@ use super::{
     clsact::FilterError,
     flow_table,
     maps::{Maps, MapsError, read_globals, use_pins},
-    object::object,
+    object::{loader, object},
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
     place::load_classifiers,
     service_index::ServiceIndex,
@@ -152,7 +152,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         fs::create_dir_all(&folder).map_err(PinError::new("make", &folder))?;
     }
     let globals = read_globals(&maps)?;
-    let mut loader = EbpfLoader::new();
+    let mut loader = loader();
     use_pins(&mut loader, &maps, &globals);
     for (name, entries) in sizes(flows) {
         loader.map_max_entries(name, entries);

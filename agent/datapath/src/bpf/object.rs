@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use aya::include_bytes_aligned;
+use aya::{EbpfLoader, VerifierLogLevel, include_bytes_aligned};
 use object::{Object as _, ObjectSection as _, SectionKind};
 
 use super::load::kernel_is;
@@ -22,13 +22,23 @@ const FETCH: u8 = 1;
 /// Returns the object for this machine. On arm64, an atomic addition orders other accesses to memory
 /// only if it has a result.
 pub fn object() -> Cow<'static, [u8]> {
-    if cfg!(target_arch = "aarch64") && kernel_has_results() { with_results(OBJECT).into() } else { OBJECT.into() }
+    if cfg!(target_arch = "aarch64") { with_results(OBJECT).into() } else { OBJECT.into() }
 }
 
-/// Returns whether this kernel has atomic additions with a result.
+/// Returns a loader of objects. If the kernel refuses a program, the error has the verifier's reason; with logs
+/// of level `debug`, also each of its steps (`BPF_LOG_LEVEL` in include/linux/bpf_verifier.h). These take seconds
+/// and megabytes.
+pub fn loader<'a>() -> EbpfLoader<'a> {
+    let with_steps = tracing::enabled!(tracing::Level::DEBUG);
+    let mut loader = EbpfLoader::new();
+    loader.verifier_log_level(if with_steps { VerifierLogLevel::default() } else { VerifierLogLevel::STATS });
+    loader
+}
+
+/// Returns whether this kernel has atomic additions with a result: since Linux 5.12 on x86-64, and since 5.18 on
+/// arm64, which runs the programs since 6.0.
 pub fn kernel_has_results() -> bool {
-    let (major, minor) = if cfg!(target_arch = "aarch64") { (5, 18) } else { (5, 12) };
-    kernel_is(major, minor)
+    kernel_is(5, 12)
 }
 
 /// Returns the object with results of its atomic additions to 32 bits, which the locks of the flow
@@ -52,7 +62,11 @@ pub fn with_results(object: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use aya::programs::SchedClassifier;
+    use vipmux_testing::is_root;
+
     use super::*;
+    use crate::error_chain::error_chain;
 
     #[test]
     fn only_the_locks_get_results() {
@@ -64,5 +78,23 @@ mod tests {
         assert!(differs.len() >= 3, "{differs:?}");
         assert_eq!(changed.len(), OBJECT.len());
         assert_eq!(with_results(b"no object"), b"no object");
+    }
+
+    #[test]
+    fn a_refusal_has_the_reason_of_the_verifier_and_not_its_steps() {
+        // r0 = r5, which has no value yet.
+        const MOVE: [u8; INSTRUCTION] = [0xbf, 0x50, 0, 0, 0, 0, 0, 0];
+        if !is_root() {
+            return;
+        }
+        let file = object::File::parse(OBJECT).unwrap();
+        let (start, _) = file.section_by_name("classifier").unwrap().file_range().unwrap();
+        let mut changed = OBJECT.to_vec();
+        changed[usize::try_from(start).unwrap()..][..INSTRUCTION].copy_from_slice(&MOVE);
+        let mut ebpf = loader().load(&changed).unwrap();
+        let program: &mut SchedClassifier = ebpf.program_mut("vipmux_egress").unwrap().try_into().unwrap();
+        let error = error_chain(&program.load().unwrap_err());
+        assert!(error.contains("R5 !read_ok"), "{error}");
+        assert!(error.len() < 2_000, "{error}");
     }
 }

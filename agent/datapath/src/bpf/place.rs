@@ -16,6 +16,7 @@ use super::{
     load::{LoadError, Programs, program},
     pinned::PinnedObjects,
     tcx,
+    uninterrupted::uninterrupted,
 };
 use crate::error_chain::error_chain;
 
@@ -129,7 +130,7 @@ fn make_callable(ebpf: &mut Ebpf, name: &'static str, index: u32) -> Result<(), 
 
 fn load_one(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
     let classifier: &mut SchedClassifier = program(ebpf, name)?;
-    classifier.load().map_err(|source| LoadError::Program { program: name, source })
+    uninterrupted(|| classifier.load()).map_err(|source| LoadError::Program { program: name, source })
 }
 
 impl Programs {

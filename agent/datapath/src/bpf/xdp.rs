@@ -7,7 +7,7 @@ use aya::{
 };
 use vipmux_common::abi::{CALL_NEW, CALL_ODD, CALL_OTHER, CALLS};
 
-use super::load::kernel_is;
+use super::{load::kernel_is, uninterrupted::uninterrupted};
 
 /// The buffer layout of an XDP program. The kernel allows tail calls only between programs of one
 /// layout.
@@ -109,6 +109,6 @@ pub fn load_xdp(ebpf: &mut Ebpf, buffers: Buffers) -> Result<(), XdpError> {
 
 fn load<'a>(ebpf: &'a mut Ebpf, program: &str) -> Result<&'a Xdp, XdpCause> {
     let xdp: &mut Xdp = ebpf.program_mut(program).ok_or(XdpCause::Absent)?.try_into()?;
-    xdp.load()?;
+    uninterrupted(|| xdp.load())?;
     Ok(xdp)
 }
