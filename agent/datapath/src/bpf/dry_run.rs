@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use super::{
     attach::Direction,
     clsact,
-    load::{LoadError, program},
+    load::{LoadError, check_kernel, program},
     object::{loader, object},
     pins::EGRESS_PROGRAM,
     place::load_classifiers,
@@ -44,6 +44,7 @@ pub struct ProgramDryRun(Ebpf);
 impl ProgramDryRun {
     /// Loads the programs as the agent does.
     pub fn load() -> Result<Self, LoadError> {
+        check_kernel()?;
         let mut loader = loader();
         for (name, entries) in SMALL_MAPS.into_iter().chain([("FLOWS", FEW_SETS)]) {
             loader.map_max_entries(name, entries);

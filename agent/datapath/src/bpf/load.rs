@@ -54,6 +54,9 @@ pub enum LoadError {
         /// The pin path.
         path: PathBuf,
     },
+    /// The kernel's JIT for arm64 compiles no such programs.
+    #[error("on arm64, programs with both functions and tail calls need Linux 6.0 or later")]
+    Arm64,
     /// The kernel refused the object.
     #[error("the kernel refused the BPF object")]
     Object(#[source] EbpfError),
@@ -144,6 +147,7 @@ pub struct Programs {
 /// If the pinned maps have another layout or size, their entries are copied to new maps, and pinned
 /// links get the new programs. `flows` is the number of flows that the flow table has room for.
 pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
+    check_kernel()?;
     ensure_bpffs(pins.root())?;
     let lock = lock(pins.root())?;
     let mut transition = Transition::begin(pins, flows)?;
@@ -198,6 +202,12 @@ pub(super) fn sizes(flows: u32) -> [(&'static str, u32); 5] {
         ("SPEAKERS", lru(capacity::SPEAKERS)),
         ("AFFINITY", lru(capacity::AFFINITY)),
     ]
+}
+
+/// Refuses a kernel whose verifier would refuse the programs with a message that says little
+/// (`bpf_jit_supports_subprog_tailcalls` in arch/arm64/net/bpf_jit_comp.c).
+pub(super) fn check_kernel() -> Result<(), LoadError> {
+    if cfg!(target_arch = "aarch64") && !kernel_is(6, 0) { Err(LoadError::Arm64) } else { Ok(()) }
 }
 
 /// Returns whether the kernel has this version or a later one.

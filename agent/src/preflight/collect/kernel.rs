@@ -44,6 +44,7 @@ pub(super) fn observe(options: &CheckOptions) -> KernelObservation {
         mode: options.mode,
         tc: options.tc,
         version: version(&release),
+        is_arm64: cfg!(target_arch = "aarch64"),
         release,
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         lacking: held

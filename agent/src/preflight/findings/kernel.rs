@@ -5,6 +5,8 @@ use vipmux_datapath::bpf::attach::{TcAttachMode, XdpAttachMode};
 
 /// The oldest supported kernel.
 const OLDEST: (u32, u32) = (5, 15);
+/// The same on arm64.
+const OLDEST_ARM64: (u32, u32) = (6, 0);
 /// The first kernel with BPF programs for frames in several buffers (`xdp.frags`).
 const FRAGMENTS: (u32, u32) = (5, 18);
 /// The first kernel with tcx links; the agent decides by the version too.
@@ -24,6 +26,8 @@ pub struct KernelObservation {
     pub release: String,
     /// Major and minor version.
     pub version: (u32, u32),
+    /// It is one for arm64.
+    pub is_arm64: bool,
     /// It has BTF, the types of its structures (`/sys/kernel/btf/vmlinux`).
     pub btf: bool,
     /// The capabilities that the agent needs and this process lacks, with their purpose.
@@ -112,8 +116,9 @@ fn version(kernel: &KernelObservation) -> Finding {
     const CHECK: &str = "kernel";
     let btf = if kernel.btf { "with BTF" } else { "without BTF, which vipmux does not need" };
     let found = format!("Linux {}, {btf}", kernel.release);
-    if kernel.version < OLDEST {
-        let oldest = format!("{found}; the oldest supported version is {}.{}", OLDEST.0, OLDEST.1);
+    let oldest = if kernel.is_arm64 { OLDEST_ARM64 } else { OLDEST };
+    if kernel.version < oldest {
+        let oldest = format!("{found}; the oldest supported version is {}.{}", oldest.0, oldest.1);
         return Finding::warn(CHECK, oldest, "use a newer kernel");
     }
     let jumbo = if kernel.has_fragments() { "jumbo frames" } else { "no jumbo frames (Linux 5.18)" };

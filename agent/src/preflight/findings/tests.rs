@@ -68,6 +68,7 @@ fn good() -> Observations {
             tc: TcAttachMode::Auto,
             release: "6.12.1".to_owned(),
             version: (6, 12),
+            is_arm64: false,
             btf: true,
             lacking: Ok(Vec::new()),
             programs: Ok(()),
@@ -187,6 +188,9 @@ fn each_state_of_the_kernel_and_of_the_rights_has_its_finding() {
     expect(&[
         ("kernel", Warn, "oldest supported", "newer", |o| {
             (o.kernel.version, o.kernel.memlock) = ((5, 10), Memlock::Unlimited);
+        }),
+        ("kernel", Warn, "the oldest supported version is 6.0", "newer", |o| {
+            (o.kernel.version, o.kernel.is_arm64) = ((5, 15), true);
         }),
         ("kernel", Pass, "no jumbo frames", "", |o| o.kernel.version = (5, 15)),
         ("kernel", Pass, "without BTF", "", |o| o.kernel.btf = false),
