@@ -66,8 +66,8 @@ enum Command {
     /// Measure the cost of a packet, the packets a core forwards, the time a change takes, and a
     /// failover
     Bench {
-        /// packets, cores, forwarding, sync, allocate, inspect or failover measures only this part;
-        /// --json prints figures for programs; `-- --help` lists all options
+        /// packets, cores, flood, forwarding, sync, allocate, inspect, failover or cluster measures only
+        /// this part; --json prints figures for programs; `-- --help` lists all options
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
