@@ -193,8 +193,8 @@ pub struct Config {
     pub records_per_second: u32,
     /// Sets of the flow table, less one.
     pub flow_mask: u32,
-    /// Zero.
-    pub padding: u32,
+    /// When a Service port or a backend was last removed: the low half of `jiffies_64`, up to a second ahead.
+    pub removed: u32,
     /// The secret of the flow table.
     pub flow_secret: FlowSecret,
     /// This node's hand-over MAC, the source of frames that it hands over. All zero: not known, so

@@ -22,7 +22,7 @@ use crate::{
     position::{self, Position, Words},
     scratch::is_opening,
     segment::Segment,
-    survey::{CLOSED, ESTABLISHED, FREE, IDLE, LIVE, Survey, flow_survey},
+    survey::{ESTABLISHED, FREE, IDLE, INVALID, LIVE, Survey, flow_survey},
 };
 
 /// No record was written: there is no room.
@@ -91,7 +91,7 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
         COLLISION => return Kept::Collision,
         KNOWN => return Kept::Known,
         evicted if evicted > FREE as u32 => {
-            count::evicted(Stat::EvictedClosed as u32 + evicted - CLOSED as u32);
+            count::evicted(Stat::EvictedInvalid as u32 + evicted - INVALID as u32);
         }
         _ => {}
     }

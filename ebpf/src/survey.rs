@@ -21,12 +21,11 @@ use crate::{
 /// Records of lower ranks are given to another flow before those of higher ones. Of one rank, the
 /// oldest one is.
 pub(crate) const FREE: u64 = 0;
-pub(crate) const CLOSED: u64 = 1;
-pub(crate) const HALF_OPEN: u64 = 2;
-pub(crate) const UNCONFIRMED: u64 = 3;
-/// Its Service or its backend is gone. To find out, the program reads what is in no cache if there
-/// are many Services. So it only asks this of flows that are none of the above.
-pub(crate) const INVALID: u64 = 4;
+/// Its Service or its backend is gone.
+pub(crate) const INVALID: u64 = 1;
+pub(crate) const CLOSED: u64 = 2;
+pub(crate) const HALF_OPEN: u64 = 3;
+pub(crate) const UNCONFIRMED: u64 = 4;
 pub(crate) const IDLE: u64 = 5;
 /// A live flow to another node, which is a cache of what the Service's table says, or a live flow
 /// of datagrams. It only makes room for a flow that could not do without a record, and has sent a second
@@ -87,7 +86,7 @@ impl Survey {
         let half_open = (self.0 >> Self::HALF_OPEN) as u32 & 7;
         match self.rank() {
             FREE => flow_table::has_ample_room(self.used()) || half_open >= SEVERAL,
-            CLOSED => true,
+            INVALID | CLOSED => true,
             HALF_OPEN => half_open >= SEVERAL,
             _ => false,
         }
@@ -107,6 +106,7 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
     let Some(Workspace { flow: new, place, now, .. }) = Workspace::get() else { return Survey::FAILED.0 };
     let Some(records) = position::records(set / WAYS) else { return Survey::FAILED.0 };
     let (mut best, mut found) = (u64::MAX, 0);
+    let since = since_removal(config(), *now);
     for number in 0..WAYS {
         let way = Place::next_way(place.way(), number);
         // SAFETY: one of the set's records.
@@ -135,8 +135,8 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
         }
         // In a flood nearly all are, and a call costs more than this.
         let is_half_open = (state >> 24) as u32 & (CLOSING | FLOW_HALF_OPEN) == FLOW_HALF_OPEN;
-        let score =
-            if is_half_open { score(HALF_OPEN, age_low((word(7) >> 32) as u32, *now)) } else { flow_score(set + way) };
+        let age = age_low((word(7) >> 32) as u32, *now);
+        let score = if is_half_open && age < since { score(HALF_OPEN, age) } else { flow_score(set + way) };
         if score >> Survey::RANK == HALF_OPEN {
             found += 1 << Survey::HALF_OPEN;
         }
@@ -157,7 +157,7 @@ extern "C" fn flow_score(position: Position) -> u64 {
     // SAFETY: in the table. A torn copy only ranks wrongly.
     let flow = unsafe { Flow::read(record) };
     let age = flow.age(*now);
-    score(rank(config(), &flow, age), age)
+    score(rank(config(), &flow, age, since_removal(config(), *now)), age)
 }
 
 #[inline(always)]
@@ -165,20 +165,31 @@ fn score(rank: u64, age: u32) -> u64 {
     rank << Survey::RANK | u64::from(!age) << 8
 }
 
+/// Returns the jiffies since the last removal of a Service port or a backend, less a second for packets that
+/// were under way. Whatever has sent a packet since is of none that is gone.
 #[inline(always)]
-fn rank(config: &Config, flow: &Flow, age: u32) -> u64 {
+fn since_removal(config: &Config, now: u32) -> u32 {
+    age_low(config.removed, now).saturating_sub(config.hz)
+}
+
+#[inline(always)]
+fn rank(config: &Config, flow: &Flow, age: u32, since_removal: u32) -> u64 {
     let (flags, protocol) = (flow.flags(), flow.protocol());
     let has_replies = flags & FLOW_REPLIES != 0;
     // Of a flow to another node, only the client's FIN is known.
     let has_ended = !has_replies && flags & FLOW_CLIENT_FIN != 0 && !flow::is_late(config, age);
-    if is_closed(flags) || has_ended {
+    let is_closed = is_closed(flags) || has_ended;
+    // Its own backend's packets keep a record young, too, after that backend has gone.
+    let is_established = has_replies && !is_closed && flags & (FLOW_HALF_OPEN | FLOW_NEW) == 0;
+    // With many Services, what tells this is in no cache.
+    if (is_established || age >= since_removal) && flow::is_invalid(flow) {
+        INVALID
+    } else if is_closed {
         CLOSED
     } else if flags & FLOW_HALF_OPEN != 0 {
         HALF_OPEN
     } else if flags & FLOW_NEW != 0 {
         UNCONFIRMED
-    } else if flow::is_invalid(flow) {
-        INVALID
     } else if is_idle(config, flow, age) {
         IDLE
     } else if has_replies && protocol != UDP {

@@ -6,6 +6,7 @@ pub mod backend_indices;
 pub mod clsact;
 pub mod dry_run;
 pub mod flow_table;
+pub mod jiffies;
 pub mod load;
 pub mod maps;
 pub mod object;

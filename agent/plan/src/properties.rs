@@ -336,8 +336,12 @@ impl World {
         let after: Vec<_> = questions().map(|(claim, hash, table)| expected(desired, &claim, hash, table)).collect();
         for step in &plan.steps[..count] {
             self.now += Duration::from_millis(1);
+            let lasting = self.flows.keys().filter(|flow| !step.is_removal() && self.kernel.follow(flow).is_some());
+            let lasting: Vec<_> = lasting.copied().collect();
             self.kernel.apply(step, &self.capacities, self.now);
             self.observed.record(step, self.now);
+            let lasts = lasting.iter().all(|flow| self.kernel.follow(flow).is_some());
+            assert!(lasts, "records are invalid after what is no removal: {step:?}");
             for (i, (claim, hash, table)) in questions().enumerate() {
                 let (answer, flow) = self.kernel.look_up(&claim, hash, table);
                 let withdrawn = refuses(plan, &claim) && answer == Answer::NoService;

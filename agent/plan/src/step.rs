@@ -38,6 +38,15 @@ pub enum Step {
 }
 
 impl Step {
+    /// Whether a Service port or a backend is gone after this step, so that flow records may be invalid.
+    pub fn is_removal(&self) -> bool {
+        match self {
+            Self::Backend(_, backend) => backend.generation == 0,
+            Self::ServiceState(_, state) => state.generation == 0,
+            _ => false,
+        }
+    }
+
     /// Whether the state that was reached before is no longer known after this step.
     ///
     /// A VIP that stays keeps its id, and each plan looks at all VIPs. So a write of a VIP changes

@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
-
-/// The kernel starts `jiffies` this long before its first 32-bit wrap: `INITIAL_JIFFIES` of
-/// include/linux/jiffies.h.
-const SECONDS_TO_WRAP: u64 = 300;
+use vipmux_datapath::bpf::jiffies;
 
 /// A moment on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,19 +16,12 @@ impl Clock {
     /// Reads the current time. `hz`: [`vipmux_common::abi::Config::hz`].
     pub fn now(hz: u32) -> nix::Result<Self> {
         let boottime = vipmux_cluster::clock::try_boottime()?;
-        let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
-        Ok(Self::at(boottime, monotonic.into(), hz))
+        Ok(Self { boottime, jiffies: jiffies::now(hz)?, hz })
     }
 
     /// Returns the moment at which the clocks show these times.
-    ///
-    /// `jiffies_64` counts the ticks of `CLOCK_MONOTONIC`, except those before the kernel's timer
-    /// ran. So the value computed here is some tenths of a second ahead of it.
     pub fn at(boottime: Duration, monotonic: Duration, hz: u32) -> Self {
-        let hz64 = u64::from(hz);
-        let ticks = monotonic.as_secs() * hz64 + u64::from(monotonic.subsec_nanos()) * hz64 / 1_000_000_000;
-        let first = (1 << 32) - u64::from(u32::MAX).min(SECONDS_TO_WRAP * hz64);
-        Self { boottime, jiffies: first + ticks, hz }
+        Self { boottime, jiffies: jiffies::at(monotonic, hz), hz }
     }
 
     /// Returns the last value of `jiffies_64` whose low half was `seen`. It may be up to two
@@ -81,9 +70,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jiffies_start_five_minutes_before_they_wrap() {
+    fn stamps_are_of_the_past() {
         let clock = Clock::at(Duration::ZERO, Duration::from_millis(2_500), 250);
-        assert_eq!(clock.jiffies, 4_294_967_296 - 75_000 + 625);
         assert_eq!(clock.since(clock.jiffies - 500), Duration::from_secs(2));
         assert_eq!(clock.since(clock.jiffies + 60), Duration::ZERO, "a stamp of this very moment");
         assert_eq!(Clock::at(Duration::ZERO, Duration::ZERO, 0).since(0), Duration::ZERO, "no agent wrote HZ yet");
@@ -107,19 +95,5 @@ mod tests {
         assert_eq!(clock.until(10_200_000_000), Ok(Duration::from_millis(200)));
         assert_eq!(clock.until(10_000_000_000), Err(Duration::ZERO));
         assert_eq!(clock.until(7_000_000_000), Err(Duration::from_secs(3)));
-    }
-
-    #[test]
-    fn this_clock_is_ahead_of_the_kernels_by_less_than_two_seconds() {
-        // Readable by root alone.
-        let Ok(timers) = std::fs::read_to_string("/proc/timer_list") else { return };
-        let jiffies =
-            timers.lines().filter_map(|line| line.strip_prefix("jiffies: ")?.trim().parse::<u64>().ok()).max();
-        let Some(jiffies) = jiffies else { return };
-        let close = [100, 250, 300, 1000].into_iter().any(|hz| {
-            let ahead = Clock::now(hz).unwrap().jiffies.checked_sub(jiffies);
-            ahead.is_some_and(|ahead| ahead < 2 * u64::from(hz))
-        });
-        assert!(close, "the kernel shows {jiffies}");
     }
 }

@@ -25,6 +25,7 @@ use vipmux_datapath::{
     announce::speaker::VipSpeaker,
     bpf::{
         apply::{Unclaimed, new_config},
+        jiffies,
         load::{self, LoadError, Programs},
         maps::{Maps, MapsError},
         pinned::PinnedObjects,
@@ -117,10 +118,11 @@ impl Kernel {
         let ids = if found.abi == 0 { new_config() } else { found };
         let Config { next_vip, next_generation, .. } = ids;
         let (unclaimed, Config { flow_secret, flow_mask, handover, .. }) = (unclaimed.into(), found);
-        let config = Config { next_vip, next_generation, flow_secret, flow_mask, handover, unclaimed, ..new_config() };
-        if config != found {
-            maps.apply(&Step::Config(config))?;
-        }
+        let new = new_config();
+        // What an earlier agent has removed counts as removed now.
+        let removed = jiffies::now_low(new.hz).map_err(KernelError::Clock)?;
+        let config = Config { next_vip, next_generation, flow_secret, flow_mask, handover, unclaimed, removed, ..new };
+        maps.apply(&Step::Config(config))?;
         let (mirror, speaker_counts) = (MapWriter::read(&maps)?, SpeakerCounts::read(&maps)?);
         let pinned = PinnedObjects::read(&pins)?;
         let (leadership, new_speakers, last_heartbeat) = (LedVips::default(), None, Duration::ZERO);

@@ -114,14 +114,14 @@ counters! {
         AnswerLimited = "answer_limited",
         /// SYN-ACKs of direct connections to a backend: left alone.
         DirectReplies = "direct_replies",
+        /// Records given to another flow: their Service or backend was gone.
+        EvictedInvalid = "evicted_invalid",
         /// Records given to another flow: their connection was closed.
         EvictedClosed = "evicted_closed",
         /// Records given to another flow: their client had sent nothing but SYNs.
         EvictedHalfOpen = "evicted_half_open",
         /// Records given to another flow: their client had sent one packet.
         EvictedUnconfirmed = "evicted_unconfirmed",
-        /// Records given to another flow: their Service or backend was gone.
-        EvictedInvalid = "evicted_invalid",
         /// Records given to another flow: they were idle for longer than the timeout.
         EvictedIdle = "evicted_idle",
         /// Records given to another flow that needs one for its replies: they were live, but only

@@ -41,7 +41,7 @@ pub const FLOW_SECRET: FlowSecret = FlowSecret {
 /// The contents of all maps except counters and maps that no program reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// `CONFIG[0]`.
+    /// `CONFIG[0]`; the time in it is relative to [`NOW_LOW`].
     pub config: Config,
     /// `FENCE[0]`.
     pub fence: Fence,
@@ -155,7 +155,11 @@ fn slots(elements: &[u64]) -> Vec<u32> {
 pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     let sets: Array<_, FlowSet> = map(ebpf, "FLOWS")?.try_into()?;
     let flow_mask = flow_table::mask(sets.len()).context("no flow table")?;
-    write_array(ebpf, "CONFIG", &[Config { flow_mask, ..state.config }])?;
+    write_array(
+        ebpf,
+        "CONFIG",
+        &[Config { flow_mask, removed: absolute_low(origin, state.config.removed), ..state.config }],
+    )?;
     forget(ebpf)?;
     write_array(ebpf, "FENCE", &[state.fence])?;
     write_array(ebpf, "INTERFACES", &state.interfaces)?;
@@ -188,8 +192,9 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
 
 pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
     let seen = |at| relative(origin, at);
+    let config: Config = first(&read_array(ebpf, "CONFIG")?)?;
     Ok(State {
-        config: Config { flow_mask: 0, ..first(&read_array(ebpf, "CONFIG")?)? },
+        config: Config { flow_mask: 0, removed: relative_low(origin, config.removed), ..config },
         fence: Fence { kept_until: 0, abandoned_until: 0, ..first(&read_array(ebpf, "FENCE")?)? },
         interfaces: read_array(ebpf, "INTERFACES")?,
         vips: read_hash(ebpf, "VIPS")?,

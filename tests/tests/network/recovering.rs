@@ -161,8 +161,8 @@ fn a_node_whose_agent_is_long_gone_leaves_the_vip_to_its_own_stack_until_an_agen
 
     cluster.restart_agent(&leader)?;
     answered_by(&cluster, "shop/web")?;
-    let Config { next_vip, next_generation, .. } = config;
-    let now = Config { next_vip, next_generation, ..maps.read_config()? };
+    let Config { next_vip, next_generation, removed, .. } = config;
+    let now = Config { next_vip, next_generation, removed, ..maps.read_config()? };
     ensure!(now == config, "the agent left the configuration of somebody else in place");
     drop(own);
     Ok(())

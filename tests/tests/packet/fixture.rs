@@ -308,7 +308,7 @@ pub(crate) fn state() -> State {
             answers_per_second: 1_000,
             records_per_second: 0,
             flow_mask: 0,
-            padding: 0,
+            removed: 0,
             flow_secret: FLOW_SECRET,
             handover: abi::Mac::new(SELF_HANDOVER),
         },

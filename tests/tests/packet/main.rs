@@ -98,6 +98,11 @@ fn records_make_room_in_the_order_of_their_worth() {
 }
 
 #[test]
+fn records_of_services_and_backends_that_are_gone_make_room_first() {
+    as_root(records::of_what_is_gone_make_room_first);
+}
+
+#[test]
 fn a_new_flow_waits_in_the_reserve_until_its_second_packet() {
     as_root(reserve::a_new_flow_waits_in_the_reserve);
 }

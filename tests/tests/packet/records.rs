@@ -19,8 +19,8 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, new_flow, syn, syn_to_http, to},
     fixture::{
-        self, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE, from_client,
-        from_peer,
+        self, Endpoint, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE,
+        from_client, from_peer,
     },
 };
 
@@ -169,22 +169,22 @@ pub(crate) fn evicted_in_order() {
     for key in &keys[8..] {
         evicted.push([SYN, ACK].map(|flags| run(&program, &from_port(HTTP, key, flags))));
     }
-    let [nothing, closed, half_open, unconfirmed, invalid, idle, live] = [
+    let [nothing, invalid, closed, half_open, unconfirmed, idle, live] = [
         vec![],
+        vec![Stat::EvictedInvalid],
         vec![Stat::EvictedClosed],
         vec![Stat::EvictedHalfOpen],
         vec![Stat::EvictedUnconfirmed],
-        vec![Stat::EvictedInvalid],
         vec![Stat::EvictedIdle],
         vec![Stat::EvictedLive],
     ];
     let at_once = |reason: &Vec<Stat>| [(PASS, reason.clone()), (PASS, nothing.clone())];
     let order = [
+        at_once(&invalid),
         at_once(&closed),
         at_once(&closed),
         at_once(&half_open),
         at_once(&unconfirmed),
-        at_once(&invalid),
         at_once(&idle),
         [(PASS, nothing.clone()), (PASS, live)],
         at_once(&nothing),
@@ -196,6 +196,62 @@ pub(crate) fn evicted_in_order() {
     let waits = |key: &FlowKey| left[key].epoch == RESERVE_EPOCH;
     assert!(keys[8..15].iter().all(|key| !waits(key)) && waits(&keys[15]), "{left:?}");
     assert_eq!(u32::from(left[&keys[15]].flags), FLOW_REPLIES | FLOW_ISN, "established in the reserve");
+}
+
+/// A record whose Service or backend is gone makes room before all others. It is only asked for where it may
+/// be gone: after the last packet, or while a backend here keeps the record young.
+pub(crate) fn of_what_is_gone_make_room_first() {
+    let start = fixture::state();
+    let (hz, removed) = (start.config.hz, 10 * start.config.hz);
+    let keys = neighbors(&start, &HTTP.flow(), 9);
+    let mut program = Program::load(&start, fixture::FLOWS).unwrap();
+    let mut reason = |(backend, flags): (Endpoint, u32), age, gone: fn(&mut State, &FlowKey)| {
+        let mut state = start.clone();
+        state.config.removed = NOW_LOW - removed;
+        let closed = u8::try_from(FLOW_REPLIES | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN).unwrap();
+        for key in &keys[..7] {
+            // Older than the other one, so that its age alone would not save it.
+            let seen = NOW_LOW - 60 * hz;
+            state.flows.insert(*key, FlowRecord { flags: closed, seen, ..established(*key) });
+        }
+        let record = FlowRecord {
+            backend: backend.index,
+            backend_generation: state.backends[backend.index as usize].generation,
+            node: backend.node.try_into().unwrap(),
+            flags: flags.try_into().unwrap(),
+            seen: NOW_LOW - age,
+            ..established(keys[7])
+        };
+        state.flows.insert(keys[7], record);
+        gone(&mut state, &keys[7]);
+        program.install(&state).unwrap();
+        let (verdict, reasons) = run(&program, &from_port(HTTP, &keys[8], SYN));
+        assert_eq!((verdict, reasons.len()), (PASS, 1));
+        let is_left = program.state().unwrap().flows.contains_key(&keys[7]);
+        assert_eq!(reasons[0] == Stat::EvictedInvalid, !is_left, "{reasons:?}");
+        reasons[0]
+    };
+    let service: fn(&mut State, &FlowKey) = |state, key| state.flows.get_mut(key).unwrap().slot_generation -= 1;
+    let backend: fn(&mut State, &FlowKey) = |state, key| state.flows.get_mut(key).unwrap().backend_generation -= 1;
+    let young = removed - hz - 1;
+    let states = [
+        (LOCAL, FLOW_REPLIES | FLOW_NEW | FLOW_HALF_OPEN),
+        (REMOTE, FLOW_NEW | FLOW_HALF_OPEN),
+        (LOCAL, FLOW_REPLIES | FLOW_NEW),
+        (REMOTE, FLOW_NEW),
+        (LOCAL, FLOW_REPLIES | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN),
+        (REMOTE, 0),
+    ];
+    for (number, of) in states.into_iter().enumerate() {
+        for gone in [service, backend] {
+            assert_eq!(reason(of, young + 1, gone), Stat::EvictedInvalid, "state {number}");
+            assert_eq!(reason(of, young, gone), Stat::EvictedClosed, "a packet came since: state {number}");
+        }
+        assert_eq!(reason(of, young + 1, |_, _| ()), Stat::EvictedClosed, "nothing is gone: state {number}");
+    }
+    for gone in [service, backend] {
+        assert_eq!(reason((LOCAL, FLOW_REPLIES), 0, gone), Stat::EvictedInvalid, "the backend's packets came since");
+    }
 }
 
 pub(crate) const DROP: u32 = 1;

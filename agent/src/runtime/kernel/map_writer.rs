@@ -9,6 +9,7 @@ use vipmux_common::{
 
 use super::{KernelError, boottime};
 use vipmux_datapath::bpf::{
+    jiffies,
     maps::{Maps, MapsError},
     service_index::ServiceIndex,
     vip_index::VipIndex,
@@ -91,6 +92,19 @@ impl MapWriter {
             _ => {}
         }
         self.observed.record(step, boottime()?);
+        if step.is_removal() { self.note_removal(maps) } else { Ok(()) }
+    }
+
+    /// Notes the time of a removal for the programs: records of flows that are older may be invalid.
+    fn note_removal(&mut self, maps: &mut Maps) -> Result<(), KernelError> {
+        let config = *self.observed.config();
+        let removed = jiffies::now_low(config.hz).map_err(KernelError::Clock)?;
+        if removed == config.removed {
+            return Ok(());
+        }
+        let step = Step::Config(abi::Config { removed, ..config });
+        maps.apply(&step)?;
+        self.observed.record(&step, boottime()?);
         Ok(())
     }
 
