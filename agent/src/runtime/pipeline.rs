@@ -10,6 +10,7 @@ mod stages;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future,
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -155,9 +156,14 @@ impl Pipeline {
                 Ok(()) = objects.changed(), if next.is_none() => next = Some(Instant::now()),
             }
         };
-        let Ok((stages, result, took)) = run else {
-            tracing::error!("pipeline failed, last good state stays in force until the next snapshot");
-            return (self.stages(memory), next);
+        let (stages, result, took) = match run {
+            Ok(run) => run,
+            // It never began, since the agent ends.
+            Err(error) if error.is_cancelled() => future::pending().await,
+            Err(_) => {
+                tracing::error!("pipeline failed, last good state stays in force until the next snapshot");
+                return (self.stages(memory), next);
+            }
         };
         self.probes.want(stages.checkups(&self.probes.node));
         log_changes(&self.published.borrow().warnings, &result.warnings);
