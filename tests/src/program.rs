@@ -59,6 +59,8 @@ pub struct Program {
     ebpf: Ebpf,
     testing: Ebpf,
     buffers: Buffers,
+    /// The number of entries of each map.
+    capacities: Vec<(&'static str, u32)>,
     /// `VIP_INDEX`.
     vip_index: BTreeMap<u32, VipSlot>,
     /// `SERVICE_INDEX`.
@@ -82,8 +84,9 @@ impl Program {
     /// Like [`Self::load_for`], from this data plane's object.
     pub fn load_object(object: &[u8], state: &State, flows: u32, buffers: Buffers) -> Result<Self> {
         let mut loader = EbpfLoader::new();
-        for (name, entries) in state.capacities(flows)? {
-            loader.map_max_entries(name, entries);
+        let capacities = state.capacities(flows)?;
+        for (name, entries) in &capacities {
+            loader.map_max_entries(name, *entries);
         }
         let mut ebpf = loader.load(object).context("loading the data plane's object")?;
         load_xdp(&mut ebpf, buffers)?;
@@ -93,10 +96,21 @@ impl Program {
         let mut testing = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing object")?;
         let clock = xdp_mut(&mut testing, "clock")?;
         uninterrupted(|| clock.load())?;
-        let mut program =
-            Self { ebpf, testing, buffers, vip_index: BTreeMap::new(), service_index: BTreeMap::new(), origin: 0 };
+        let (vip_index, service_index) = (BTreeMap::new(), BTreeMap::new());
+        let mut program = Self { ebpf, testing, buffers, capacities, vip_index, service_index, origin: 0 };
         program.install(state)?;
         Ok(program)
+    }
+
+    /// Whether [`Self::load_for`] would load just this program again.
+    pub fn suits(&self, state: &State, flows: u32, buffers: Buffers) -> bool {
+        self.buffers == buffers && state.capacities(flows).is_ok_and(|capacities| capacities == self.capacities)
+    }
+
+    /// Does what loading it again would do: installs `state`, and clears the counters.
+    pub fn reset(&mut self, state: &State) -> Result<()> {
+        Counters::clear(&mut self.ebpf)?;
+        self.install(state)
     }
 
     /// Returns the data plane's object.

@@ -1,7 +1,11 @@
 //! The counters of a run.
 
 use anyhow::{Context, Result};
-use aya::{Ebpf, maps::PerCpuArray};
+use aya::{
+    Ebpf,
+    maps::{PerCpuArray, PerCpuValues},
+    util::nr_cpus,
+};
 use vipmux_common::abi::Count;
 
 /// `STATS`, `DROPS` and `SERVICE_STATS`, each summed over the CPUs.
@@ -18,6 +22,18 @@ pub struct Counters {
 impl Counters {
     pub(super) fn read(ebpf: &Ebpf) -> Result<Self> {
         Ok(Self { stats: sums(ebpf, "STATS")?, drops: sums(ebpf, "DROPS")?, services: sums(ebpf, "SERVICE_STATS")? })
+    }
+
+    pub(super) fn clear(ebpf: &mut Ebpf) -> Result<()> {
+        let zero = PerCpuValues::try_from(vec![Count::default(); nr_cpus().map_err(|(_, error)| error)?])?;
+        for name in ["STATS", "DROPS", "SERVICE_STATS"] {
+            let map = ebpf.map_mut(name).with_context(|| format!("no map {name}"))?;
+            let mut array: PerCpuArray<_, Count> = map.try_into()?;
+            for index in 0..array.len() {
+                array.set(index, PerCpuValues::try_from(zero.to_vec())?, 0)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the increase since `earlier`.

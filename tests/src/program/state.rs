@@ -335,7 +335,7 @@ fn write_flows(ebpf: &mut Ebpf, state: &State, wanted: impl Iterator<Item = Flow
     let mask = flow_table::mask(table.len()).context("no flow table")?;
     let mut sets: BTreeMap<u32, FlowSet> = BTreeMap::new();
     for index in 0..table.len() {
-        if table.get(&index, 0)?.records.iter().any(|record| record.vip != 0) {
+        if table.get(&index, 0)? != FlowSet::default() {
             sets.insert(index, FlowSet::default());
         }
     }

@@ -7,7 +7,7 @@ use vipmux_tests::program::{Counters, Hook, Outcome, Program, State};
 
 use crate::{
     family::{self, Family},
-    fixture,
+    fixture, pool,
 };
 
 /// The result of a frame.
@@ -332,7 +332,7 @@ pub(crate) fn with_twins(mut cases: Vec<Case>) -> Vec<Case> {
 }
 
 fn failures(cases: &[Case], buffers: Buffers) -> Vec<String> {
-    let mut program = Program::load_for(&fixture::state(), fixture::FLOWS, buffers).unwrap();
+    let mut program = pool::load_for(&fixture::state(), fixture::FLOWS, buffers).unwrap();
     cases
         .iter()
         .filter(|case| !case.jumbo || buffers == Buffers::Several)

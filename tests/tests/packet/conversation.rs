@@ -15,6 +15,7 @@ use crate::{
         self, CLIENT_MAC, HTTP, HTTPS, LOCAL, PEER_HANDOVER, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC, from_client,
     },
     flows::with_flags,
+    pool,
     replies::{from, segment},
 };
 
@@ -28,7 +29,7 @@ fn sent(program: &Program, hook: Hook, frame: &[u8], verdict: u32, wanted: &[u8]
 
 /// Handshake, data and both FINs of a connection to a backend on this node.
 pub(crate) fn with_a_local_backend() {
-    let program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let program = pool::load(&fixture::state(), fixture::FLOWS).unwrap();
     let back = Ethernet::new(SELF_MAC, CLIENT_MAC);
     let request = |packet: &Ipv4| {
         sent(&program, Hook::Ingress, &from_client().ipv4(packet), PASS, &from_client().ipv4(&to(packet, LOCAL)));
@@ -79,8 +80,8 @@ fn peer() -> State {
 
 /// One node hands over, the backend's node delivers, and the reply leaves from there.
 pub(crate) fn across_two_nodes() {
-    let here = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
-    let there = Program::load(&peer(), fixture::FLOWS).unwrap();
+    let here = pool::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let there = pool::load(&peer(), fixture::FLOWS).unwrap();
     let between = Ethernet::new(SELF_HANDOVER, PEER_MAC);
     let back = Ethernet::new(PEER_MAC, CLIENT_MAC);
     for packet in [syn(HTTPS), with_flags(HTTPS, ACK), with_flags(HTTPS, FIN | ACK)] {
@@ -97,10 +98,10 @@ pub(crate) fn across_two_nodes() {
 
 /// Two nodes that each take the other for the backend's node: the frame stops at the second.
 pub(crate) fn that_would_go_in_circles() {
-    let here = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let here = pool::load(&fixture::state(), fixture::FLOWS).unwrap();
     let mut confused = peer();
     HTTPS.set(&mut confused, &[LOCAL], &[]);
-    let there = Program::load(&confused, fixture::FLOWS).unwrap();
+    let there = pool::load(&confused, fixture::FLOWS).unwrap();
     let frame = handed(&syn(HTTPS), PEER_MAC);
     sent(&here, Hook::Ingress, &from_client().ipv4(&syn(HTTPS)), TX, &frame);
     assert_eq!(there.run(Hook::Ingress, &frame).unwrap().verdict, 1);

@@ -10,6 +10,7 @@ use vipmux_tests::{
 
 use crate::{
     fixture::{self, DNS_UDP, FOREIGN_MAC, VIP, claimed, from_client},
+    pool::{self, Pooled},
     reject::sealed,
 };
 
@@ -18,13 +19,13 @@ const TX: u32 = 3;
 /// More than any budget holds.
 const FLOOD: u16 = 20_000;
 
-fn program() -> Program {
+fn program() -> Pooled {
     let mut state = fixture::state();
     state.config.unclaimed = UNCLAIMED_REJECT;
     // A budget is filled as slowly as if a second took a thousand: nothing depends on the machine.
     state.config.hz *= 1_000;
     claimed(&mut state, VIP, FOREIGN_MAC);
-    Program::load(&state, 8_192).unwrap()
+    pool::load(&state, 8_192).unwrap()
 }
 
 fn verdict(program: &Program, frame: &[u8]) -> u32 {

@@ -27,6 +27,7 @@ mod limits;
 mod ndp;
 mod partial;
 mod plain;
+mod pool;
 mod property;
 mod records;
 mod reject;

@@ -7,7 +7,7 @@ use vipmux_common::abi::{
 };
 use vipmux_tests::{
     frames::{ACK, Ethernet, FIN, Ipv4, RST},
-    program::{Hook, IFINDEX, Program, State},
+    program::{Hook, IFINDEX, State},
 };
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
         TAGGED_HTTP, VLAN, from_client, from_peer, know_vlans,
     },
     flows::with_flags,
+    pool,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -175,7 +176,7 @@ pub(crate) fn second_packets_prove_flows() {
         let mut state = fixture::state();
         to_spread(&mut state);
         SPREAD.record_of(&mut state).flags = u8::try_from(young).unwrap();
-        let program = Program::load(&state, fixture::FLOWS).unwrap();
+        let program = pool::load(&state, fixture::FLOWS).unwrap();
         program.run(Hook::Ingress, &from_client().ipv4(&segment(SPREAD))).unwrap();
         let flows = program.state().unwrap().flows;
         assert_eq!(flows[&SPREAD.flow()].flags, 0, "of a record with the flags {young:#x}");

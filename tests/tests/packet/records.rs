@@ -22,6 +22,7 @@ use crate::{
         self, Endpoint, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE,
         from_client, from_peer,
     },
+    pool,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -164,7 +165,7 @@ pub(crate) fn evicted_in_order() {
         };
         state.flows.insert(*key, record);
     }
-    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let program = pool::load(&state, fixture::FLOWS).unwrap();
     let mut evicted = Vec::new();
     for key in &keys[8..] {
         evicted.push([SYN, ACK].map(|flags| run(&program, &from_port(HTTP, key, flags))));
@@ -204,7 +205,7 @@ pub(crate) fn of_what_is_gone_make_room_first() {
     let start = fixture::state();
     let (hz, removed) = (start.config.hz, 10 * start.config.hz);
     let keys = neighbors(&start, &HTTP.flow(), 9);
-    let mut program = Program::load(&start, fixture::FLOWS).unwrap();
+    let mut program = pool::load(&start, fixture::FLOWS).unwrap();
     let mut reason = |(backend, flags): (Endpoint, u32), age, gone: fn(&mut State, &FlowKey)| {
         let mut state = start.clone();
         state.config.removed = NOW_LOW - removed;
@@ -261,7 +262,7 @@ pub(crate) const PASS: u32 = 2;
 pub(crate) fn a_flood_evicts_its_own_flows() {
     let state = fixture::state();
     let keys = neighbors(&state, &HTTP.flow(), 60);
-    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let program = pool::load(&state, fixture::FLOWS).unwrap();
     let run = |key: &FlowKey, flags| {
         let verdict = program.run(Hook::Ingress, &from_port(HTTP, key, flags)).unwrap().verdict;
         assert_eq!(verdict, PASS);
@@ -295,7 +296,7 @@ pub(crate) fn locked_sets_are_left_alone() {
         for key in &keys[..8] {
             state.flows.insert(*key, FlowRecord { of_set: lock, flags, ..established(*key) });
         }
-        let program = Program::load(&state, fixture::FLOWS).unwrap();
+        let program = pool::load(&state, fixture::FLOWS).unwrap();
         let verdict = program.run(Hook::Ingress, &from_port(HTTP, &keys[8], SYN)).unwrap().verdict;
         let sets = program.flow_sets().unwrap();
         let locks: BTreeSet<_> = sets.iter().map(|set| set.records[0].of_set).filter(|lock| *lock > 0).collect();
@@ -313,7 +314,7 @@ pub(crate) fn a_record_is_of_the_backend_that_was_there() {
     let mut state = fixture::state();
     HTTP.set(&mut state, &[REMOTE], &[]);
     let new_flows = |state: &State| {
-        let program = Program::load(state, fixture::FLOWS).unwrap();
+        let program = pool::load(state, fixture::FLOWS).unwrap();
         program.run(Hook::Ingress, &from_port(HTTP, &HTTP.flow(), ACK)).unwrap();
         let new_flows = program.counters().unwrap().stats[Stat::NewFlows as usize].packets;
         (new_flows, program.state().unwrap().flows[&HTTP.flow()])
@@ -353,7 +354,7 @@ pub(crate) fn a_second_set_is_only_used_if_it_must_be() {
             let flags = u8::try_from(FLOW_REPLIES | FLOW_ISN | kind).unwrap();
             state.flows.insert(*key, FlowRecord { flags, ..established(*key) });
         }
-        (Program::load(&state, fixture::FLOWS).unwrap(), keys)
+        (pool::load(&state, fixture::FLOWS).unwrap(), keys)
     };
     let run = |program: &Program, key: &FlowKey| {
         let before = program.counters().unwrap();
@@ -380,7 +381,7 @@ pub(crate) fn an_overflow_is_remembered() {
         let seen = NOW_LOW - 10 * state.config.hz;
         state.flows.insert(*key, FlowRecord { seen, ..established(*key) });
     }
-    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let program = pool::load(&state, fixture::FLOWS).unwrap();
     let overflow = || traces(&program).1[0];
     let before = overflow();
     for key in &keys {
@@ -400,7 +401,7 @@ pub(crate) fn a_new_record_gets_the_way_that_is_looked_at_first() {
     let mut ways = BTreeSet::new();
     for client_port in 1024..1040 {
         let key = FlowKey { client_port: u16::to_be(client_port), ..HTTP.flow() };
-        let program = Program::load(&state, fixture::FLOWS).unwrap();
+        let program = pool::load(&state, fixture::FLOWS).unwrap();
         assert_eq!(program.run(Hook::Ingress, &from_port(HTTP, &key, SYN)).unwrap().verdict, PASS);
         let set = &program.flow_sets().unwrap()[home(&key).set(mask) as usize];
         let used: Vec<_> = (0..WAYS).filter(|way| set.records[*way as usize].vip != 0).collect();

@@ -13,12 +13,13 @@ use crate::{
     demux::{ISN, syn},
     fixture::{self, CLIENT, CLIENT_MAC, CLIENT_PORT, HTTP, LOCAL, REMOTE, SELF_MAC, from_client},
     flows::with_flags,
+    pool::{self, Pooled},
     records::{DROP, PASS, crowd, established, from_port, neighbors, run},
     replies::{from, segment},
 };
 
 /// Fills both sets of [`HTTP`]'s flow with live flows to another node, and loads the programs.
-fn full_of_others() -> Program {
+fn full_of_others() -> Pooled {
     let mut state = fixture::state();
     for (number, key) in (0..).zip(neighbors(&state, &HTTP.flow(), 2 * WAYS)) {
         let record = FlowRecord {
@@ -31,7 +32,7 @@ fn full_of_others() -> Program {
         };
         state.flows.insert(key, record);
     }
-    Program::load(&state, fixture::FLOWS).unwrap()
+    pool::load(&state, fixture::FLOWS).unwrap()
 }
 
 /// Returns the record of [`HTTP`]'s flow, and the number of all.
@@ -98,7 +99,7 @@ fn in_the_reserve(flags: u32, age: u64) -> State {
 /// safe as they are.
 pub(crate) fn a_connection_may_live_in_the_reserve() {
     let state = in_the_reserve(FLOW_REPLIES | FLOW_NEW | FLOW_HALF_OPEN, 0);
-    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let program = pool::load(&state, fixture::FLOWS).unwrap();
     assert_eq!(run(&program, &from_client().ipv4(&with_flags(HTTP, ACK))), (PASS, vec![]));
     let record = || record_and_count(&program).0.map(|record| (record.epoch, u32::from(record.flags), record.isn));
     let established = Some((RESERVE_EPOCH, FLOW_REPLIES | FLOW_ISN, ISN));
@@ -122,7 +123,7 @@ pub(crate) fn a_record_leaves_the_reserve_when_there_is_room() {
         let mut state = in_the_reserve(FLOW_REPLIES, age);
         let (_, other) = state.flows.iter_mut().find(|(key, _)| **key != HTTP.flow()).unwrap();
         other.flags |= u8::try_from(FLOW_CLIENT_FIN | FLOW_BACKEND_FIN).unwrap();
-        let program = Program::load(&state, fixture::FLOWS).unwrap();
+        let program = pool::load(&state, fixture::FLOWS).unwrap();
         let outcome = run(&program, &from_client().ipv4(&with_flags(HTTP, ACK)));
         let (record, count) = record_and_count(&program);
         (outcome, record.unwrap().epoch, count)
@@ -136,7 +137,7 @@ pub(crate) fn a_record_leaves_the_reserve_when_there_is_room() {
 pub(crate) fn a_use_of_the_reserve_is_remembered() {
     let hz = fixture::state().config.hz;
     let state = in_the_reserve(FLOW_REPLIES, 10 * u64::from(hz));
-    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let program = pool::load(&state, fixture::FLOWS).unwrap();
     let notes = || {
         let sets = program.flow_sets().unwrap();
         let set = sets.iter().find(|set| set.records[RESERVE_WAY as usize].of_set != 0).unwrap();
@@ -152,7 +153,7 @@ pub(crate) fn a_use_of_the_reserve_is_remembered() {
 /// A record in the reserve that does not translate replies, or not those to this SYN, is written again.
 pub(crate) fn a_record_in_the_reserve_is_mended() {
     for (flags, tcp) in [(0, ACK), (FLOW_REPLIES, SYN), (FLOW_REPLIES | FLOW_NEW | FLOW_HALF_OPEN, SYN)] {
-        let program = Program::load(&in_the_reserve(flags, 0), fixture::FLOWS).unwrap();
+        let program = pool::load(&in_the_reserve(flags, 0), fixture::FLOWS).unwrap();
         let packet = Ipv4::tcp(CLIENT, HTTP.vip, Tcp::new(CLIENT_PORT, HTTP.port, tcp).numbers(ISN + 7, 77));
         assert_eq!(run(&program, &from_client().ipv4(&packet)), (PASS, vec![]), "{flags:#x}, {tcp:#x}");
         let (record, count) = record_and_count(&program);

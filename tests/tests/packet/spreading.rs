@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use vipmux_common::abi::NODE_ATTACHED;
 use vipmux_tests::{
     frames::{Ipv4, SYN, Tcp},
-    program::{Hook, Program, State},
+    program::{Hook, State},
 };
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     fixture::{
         self, CLIENT, Endpoint, FAR, FAR_MAC, LOCAL, PEER_MAC, REMOTE, SELF_MAC, SPREAD, UNREACHABLE, from_client,
     },
+    pool,
 };
 
 /// New flows of a test.
@@ -32,7 +33,7 @@ fn set_table(state: &mut State, backends: &[Endpoint]) {
 /// Returns how many new flows went to each node, by MAC; `None`: were dropped. In both families.
 fn destinations(state: &State) -> [BTreeMap<Option<[u8; 6]>, u32>; 2] {
     [(state.clone(), false), (family::state(state.clone()), true)].map(|(state, is_ipv6)| {
-        let program = Program::load(&state, RECORDS).unwrap();
+        let program = pool::load(&state, RECORDS).unwrap();
         let mut counts = BTreeMap::new();
         for port in 1_024..1_024 + FLOWS {
             let frame = from_client().ipv4(&Ipv4::tcp(CLIENT, SPREAD.vip, Tcp::new(port, SPREAD.port, SYN)));

@@ -19,6 +19,7 @@ use crate::{
         self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, FOLLOWED, HTTP, HTTPS, LOCAL, NEIGHBOR, PHONE, SIGNAL,
         SYSLOG, TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client, from_peer,
     },
+    pool,
     reject::sealed,
     replies,
 };
@@ -121,7 +122,7 @@ fn rules_of_ipv6() -> Vec<Rule> {
 pub(crate) fn cut_frames_pass_untouched_or_are_dropped() {
     for (family, rules) in [(Family::V4, rules()), (Family::V6, rules_of_ipv6())] {
         let state = in_family(family, fixture::state());
-        let mut program = Program::load(&state, fixture::FLOWS).unwrap();
+        let mut program = pool::load(&state, fixture::FLOWS).unwrap();
         for rule in rules {
             holds(&mut program, &state, rule);
         }
@@ -145,7 +146,7 @@ fn holds(program: &mut Program, state: &State, rule: Rule) {
 /// The IP header's length is that of the frame. The program relies on it as far as the headers are
 /// complete.
 pub(crate) fn short_packets_are_dropped_until_their_headers_are_whole() {
-    let program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let program = pool::load(&fixture::state(), fixture::FLOWS).unwrap();
     let (tcp, udp) = (segment(HTTP).options(&[1; 8]), datagram(DNS_UDP).options(&[1; 8]));
     let sctp = Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, 7, Chunk::data(1, b"message")));
     let icmp = Ipv4::new(NEIGHBOR, VIP, icmp_error(VIP, HTTP.port)).options(&[1; 8]);
@@ -166,7 +167,7 @@ pub(crate) fn short_packets_are_dropped_until_their_headers_are_whole() {
 }
 
 pub(crate) fn short_ipv6_packets_are_dropped_until_their_headers_are_whole() {
-    let program = Program::load(&family::state(fixture::state()), fixture::FLOWS).unwrap();
+    let program = pool::load(&family::state(fixture::state()), fixture::FLOWS).unwrap();
     let option = || Extension::DestinationOptions(vec![]);
     let tcp = Tcp::new(CLIENT_PORT, HTTP.port, ACK).data(b"data");
     let udp = Udp::new(CLIENT_PORT, DNS_UDP.port, b"data");
@@ -236,7 +237,7 @@ fn cut_leave_untouched(family: Family, frame: &[u8], headers: usize) {
     let mut state = fixture::state();
     HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
     DNS_UDP.remember(&mut state, DNS, WHILE, 0, 0);
-    let program = Program::load(&in_family(family, state), fixture::FLOWS).unwrap();
+    let program = pool::load(&in_family(family, state), fixture::FLOWS).unwrap();
     let shortest = SHORTEST + if family == Family::V6 { 40 } else { 20 };
     for length in shortest..=frame.len() {
         let outcome = program.run(Hook::Egress, &frame[..length]).unwrap();
