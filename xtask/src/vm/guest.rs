@@ -15,8 +15,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::{archive::Image, machine::Machine};
 use crate::summary::Outcome;
 
-/// A guest that is silent for this long is stuck: the longest test takes a minute.
-const SILENCE: Duration = Duration::from_mins(10);
+/// A guest that is silent for this long is stuck. A test that restarts three agents can take ten minutes, since
+/// the emulated kernel checks the programs for nearly a minute.
+const SILENCE: Duration = Duration::from_mins(20);
 
 /// Lines of the guest's output that are shown if it died.
 const LAST_WORDS: usize = 60;
