@@ -198,10 +198,12 @@ mod tests {
     use std::{
         fs::{self, File},
         path::Path,
+        pin,
+        task::{self, Waker},
     };
 
     use nix::fcntl::{Flock, FlockArg};
-    use tokio::time::timeout;
+    use tokio::{runtime::Runtime, time::timeout};
 
     use super::{stages::tests::objects, *};
     use vipmux_testing::{PATIENCE, names::node_name};
@@ -228,6 +230,25 @@ mod tests {
             Pipeline { refreshed, requests, source, options, probes, published }.run(snapshots).await;
         });
         (sender, states)
+    }
+
+    /// Work that has not begun is cancelled then.
+    #[test]
+    fn a_pipeline_does_nothing_more_while_the_runtime_ends() {
+        let runtime = Runtime::new().unwrap();
+        let (_sender, snapshots) = watch::channel(Arc::new(Objects::default()));
+        let (published, states) = watch::channel(Arc::new(ServingState::default()));
+        let ((_refreshes, refreshed), (_requests, requests)) = (watch::channel(0), mpsc::channel(1));
+        let source = AllocationSource::File(tempfile::tempdir().unwrap().path().join("assignments.yaml"));
+        let (probes, _peers) = runtime.block_on(async { HealthProbes::start(node_name("here")) }).unwrap();
+        let options = IngestOptions::default();
+        let pipeline = Pipeline { refreshed, requests, source, options, probes, published };
+        let handle = runtime.handle().clone();
+        runtime.shutdown_background();
+        let _context = handle.enter();
+        let mut run = pin::pin!(pipeline.run(snapshots));
+        assert!(run.as_mut().poll(&mut task::Context::from_waker(Waker::noop())).is_pending());
+        assert!(!states.has_changed().unwrap(), "a state of nothing");
     }
 
     #[tokio::test]

@@ -199,8 +199,8 @@ pub(crate) fn evicted_in_order() {
     assert_eq!(u32::from(left[&keys[15]].flags), FLOW_REPLIES | FLOW_ISN, "established in the reserve");
 }
 
-/// A record whose Service or backend is gone makes room before all others. It is only asked for where it may
-/// be gone: after the last packet, or while a backend here keeps the record young.
+/// A record whose Service or backend is gone makes room before all others. The programs only ask where one of
+/// them may be gone: it was removed after the last packet, or packets of a backend here keep the record young.
 pub(crate) fn of_what_is_gone_make_room_first() {
     let start = fixture::state();
     let (hz, removed) = (start.config.hz, 10 * start.config.hz);
@@ -211,7 +211,7 @@ pub(crate) fn of_what_is_gone_make_room_first() {
         state.config.removed = NOW_LOW - removed;
         let closed = u8::try_from(FLOW_REPLIES | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN).unwrap();
         for key in &keys[..7] {
-            // Older than the other one, so that its age alone would not save it.
+            // Older than the other record. So if both had one rank, one of these would make room.
             let seen = NOW_LOW - 60 * hz;
             state.flows.insert(*key, FlowRecord { flags: closed, seen, ..established(*key) });
         }

@@ -95,7 +95,7 @@ impl MapWriter {
         if step.is_removal() { self.note_removal(maps) } else { Ok(()) }
     }
 
-    /// Notes the time of a removal for the programs: records of flows that are older may be invalid.
+    /// Notes the time of a removal for the programs: older flow records may be invalid.
     fn note_removal(&mut self, maps: &mut Maps) -> Result<(), KernelError> {
         let config = *self.observed.config();
         let removed = jiffies::now_low(config.hz).map_err(KernelError::Clock)?;
