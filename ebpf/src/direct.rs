@@ -19,7 +19,7 @@ use crate::{
     frame::ETHERNET_LENGTH,
     icmp::Embedded,
     known,
-    maps::{INTERFACES, VIPS},
+    maps::{INTERFACES, VIPS, copy},
     neighbor,
     packet::{LATER, Packet},
     restore, vip,
@@ -91,9 +91,8 @@ fn send<const V6: bool>(context: &TcContext, interface: &Interface, network: usi
 fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: usize) -> Option<(Address, Address)> {
     let (start, end) = (pin(context.data()), pin(context.data_end()));
     let packet = Packet::<V6>::parse(pin(start + network), end)?;
-    // SAFETY: a map value, which stays in place for the whole run.
-    let vip = unsafe { &*VIPS.get_ptr(&packet.destination)? };
-    if !neighbor::is_announced(vip, interface, vlan(context)) {
+    let vip = copy(&VIPS, &packet.destination)?;
+    if !neighbor::is_announced(&vip, interface, vlan(context)) {
         return None;
     }
     let vip = vip.id;

@@ -1,7 +1,7 @@
 //! All maps. The agent pins each under its name and sizes it at load time. `vipmux_common::abi` has
 //! the types.
 
-use core::mem::MaybeUninit;
+use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -125,6 +125,20 @@ pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat
 pub(crate) static DROPS: PerCpuArray<Count> = PerCpuArray::with_max_entries(DropReason::ALL.len() as u32, 0);
 #[map]
 pub(crate) static SERVICE_STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(capacity::SERVICES, 0);
+
+/// Returns a copy of a value that the agent may replace meanwhile. The kernel gives the element of a
+/// replaced or removed value to the next key that is written on that CPU, at once (`extra_elems` of
+/// kernel/bpf/hashtab.c). So the key is looked up again: if it still has its element, the copy is of no other
+/// key. Else its value has just been replaced, and the new one is copied.
+#[inline(always)]
+pub(crate) fn copy<K, V: Copy>(map: &HashMap<K, V>, key: &K) -> Option<V> {
+    let first = map.get_ptr(key)?;
+    // SAFETY: a map value, which is always one of some key.
+    let value = unsafe { ptr::read_volatile(first) };
+    let second = map.get_ptr(key)?;
+    // SAFETY: as above.
+    Some(if first == second { value } else { unsafe { ptr::read_volatile(second) } })
+}
 
 /// See [`WORKSPACE`]. Programs on one CPU do not interrupt each other.
 #[repr(C)]

@@ -14,7 +14,7 @@ use vipmux_common::{
 use crate::{
     budget, count,
     frame::Frame,
-    maps::{INTERFACES, SPEAKERS, VIPS, config, fence},
+    maps::{INTERFACES, SPEAKERS, VIPS, config, copy, fence},
     peer,
 };
 
@@ -75,10 +75,8 @@ pub(crate) fn answers(
     interface: &Interface,
     reasons: &Reasons,
 ) -> Result<bool, DropReason> {
-    let Some(vip) = VIPS.get_ptr(address) else { return Ok(false) };
-    // SAFETY: a map value, which stays in place for the whole run.
-    let vip = unsafe { &*vip };
-    if !is_announced(vip, interface, frame.vlan) {
+    let Some(vip) = copy(&VIPS, address) else { return Ok(false) };
+    if !is_announced(&vip, interface, frame.vlan) {
         return Ok(false);
     }
     match standing() {
@@ -100,29 +98,36 @@ pub(crate) fn is_announced(vip: &VipValue, interface: &Interface, vlan: u32) -> 
 /// foreign speakers, and peers then.
 #[inline(always)]
 pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &Interface) -> bool {
-    let Some(vip) = VIPS.get_ptr_mut(address) else { return false };
-    // SAFETY: a map value, which stays in place for the whole run. Only the flags are written, and
-    // the agent replaces the whole element, so neither can leave a mixture.
-    unsafe {
-        if !is_announced(&*vip, interface, frame.vlan) {
-            return true;
-        }
-        if sender == interface.mac {
-            count::stat(Stat::Reflected, frame.length);
-            return true;
-        }
-        let is_node = peer::is_node(sender);
-        note(address, sender, is_node, frame, |speaker, now| speaker.claimed = now);
-        let leads = (*vip).flags & VIP_LEADING != 0;
-        let is_assured = leads && (*vip).flags & VIP_ASSURED != 0 && standing() == Standing::InTime;
-        if !is_node || is_assured {
-            count::stat(Stat::Foreign, frame.length);
-        } else if leads {
-            (*vip).flags = (*vip).flags & !(VIP_LEADING | VIP_ASSURED) | VIP_YIELDED;
-            count::stat(Stat::Yielded, frame.length);
-        }
+    let Some(vip) = copy(&VIPS, address) else { return false };
+    if !is_announced(&vip, interface, frame.vlan) {
+        return true;
+    }
+    if sender == interface.mac {
+        count::stat(Stat::Reflected, frame.length);
+        return true;
+    }
+    let is_node = peer::is_node(sender);
+    note(address, sender, is_node, frame, |speaker, now| speaker.claimed = now);
+    let leads = vip.flags & VIP_LEADING != 0;
+    let is_assured = leads && vip.flags & VIP_ASSURED != 0 && standing() == Standing::InTime;
+    if !is_node || is_assured {
+        count::stat(Stat::Foreign, frame.length);
+    } else if leads {
+        give_up(address);
+        count::stat(Stat::Yielded, frame.length);
     }
     true
+}
+
+/// Stops answering for a VIP, before the agent knows. The element is looked up right before: if the agent
+/// replaces two VIPs on one CPU between these two instructions, the second one stops, and its agent leads it
+/// again.
+#[inline(always)]
+fn give_up(address: &Address) {
+    let Some(vip) = VIPS.get_ptr_mut(address) else { return };
+    // SAFETY: a map value. Only its flags are written, and the agent replaces the whole element, so
+    // neither can leave a mixture.
+    unsafe { (*vip).flags = (*vip).flags & !(VIP_LEADING | VIP_ASSURED) | VIP_YIELDED };
 }
 
 /// Notes a broadcast probe for an address: its sender is about to take it (RFC 5227, 2.1.1; RFC
@@ -133,9 +138,8 @@ pub(crate) fn hear_probe(address: &Address, sender: Mac, option: u64, frame: &Fr
     if !frame.is_group() || sender == interface.mac {
         return;
     }
-    let Some(vip) = VIPS.get_ptr(address) else { return };
-    // SAFETY: a map value, which stays in place for the whole run.
-    if is_announced(unsafe { &*vip }, interface, frame.vlan) {
+    let Some(vip) = copy(&VIPS, address) else { return };
+    if is_announced(&vip, interface, frame.vlan) {
         note(address, sender, peer::is_node(sender), frame, |speaker, now| {
             (speaker.probed, speaker.option) = (now, option)
         });
@@ -143,8 +147,8 @@ pub(crate) fn hear_probe(address: &Address, sender: Mac, option: u64, frame: &Fr
 }
 
 /// Records the speaker for the agent. New ones that are no nodes are limited, so that a host that makes
-/// up MACs cannot evict all others. The element is replaced: an LRU map may give it to another
-/// key during an update.
+/// up MACs cannot evict all others. The element is replaced, and looked up again after it was copied, since an
+/// LRU map may give it to another key meanwhile.
 #[inline(always)]
 fn note(address: &Address, mac: Mac, is_node: bool, frame: &Frame, heard: impl FnOnce(&mut Speaker, u64)) {
     let key = SpeakerKey { vip: *address, mac };
@@ -158,6 +162,9 @@ fn note(address: &Address, mac: Mac, is_node: bool, frame: &Frame, heard: impl F
         let known = known.map_or(Speaker::default(), |known| *known);
         (known, bpf_ktime_get_boot_ns(), (*frame.context).ingress_ifindex)
     };
+    if known.is_some() && SPEAKERS.get_ptr(&key) != known {
+        speaker = Speaker::default();
+    }
     speaker.ifindex = ifindex;
     heard(&mut speaker, now);
     // Without room, which an LRU map makes, it is not recorded.
@@ -169,9 +176,9 @@ fn note(address: &Address, mac: Mac, is_node: bool, frame: &Frame, heard: impl F
 /// would do so and move clients.
 #[inline(always)]
 pub(crate) fn may_speak(address: &Address, context: &TcContext) -> bool {
-    let Some(vip) = VIPS.get_ptr(address) else { return true };
-    // SAFETY: a map value, which stays in place for the whole run; and so is the context.
-    let (vip, ifindex) = unsafe { (&*vip, (*context.skb.skb).ifindex) };
+    let Some(vip) = copy(&VIPS, address) else { return true };
+    // SAFETY: the context is valid for the whole run.
+    let ifindex = unsafe { (*context.skb.skb).ifindex };
     // Interfaces on top of a port, such as a VLAN, have no bit. Their frames leave by the port.
     let bit = INTERFACES.get(ifindex).map_or(0, |interface| interface.bit);
     let announced = bit == 0 || vip.interfaces & bit != 0;

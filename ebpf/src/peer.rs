@@ -6,7 +6,7 @@ use crate::{frame::Frame, maps::PEERS};
 
 #[inline(always)]
 fn peer(mac: Mac) -> Option<u32> {
-    // SAFETY: a map value, which stays in place for the whole run.
+    // SAFETY: a word of a map value. If the agent has just replaced it, it may be another node's.
     PEERS.get_ptr(mac).map(|peer| unsafe { *peer })
 }
 

@@ -13,7 +13,7 @@ use crate::{
     client,
     flow::{Target, newest_generation},
     known::Source,
-    maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES},
+    maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES, copy},
     vip,
     wire::opaque,
 };
@@ -34,14 +34,12 @@ pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropR
             return Ok(ServiceValue { affinity, ..service });
         }
     }
-    // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
-    if let Some(service) = unsafe { SERVICES.get(claim) } {
-        return Ok(*service);
+    if let Some(service) = copy(&SERVICES, &claim) {
+        return Ok(service);
     }
     if vip.has_all_ports() {
         claim.port = 0;
-        // SAFETY: as above.
-        return unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService);
+        return copy(&SERVICES, &claim).ok_or(DropReason::NoService);
     }
     Err(DropReason::NoService)
 }

@@ -10,7 +10,7 @@ use vipmux_common::{
 use crate::{
     client,
     frame::Frame,
-    maps::{NODES, VIP_INDEX, VIPS},
+    maps::{NODES, VIP_INDEX, VIPS, copy},
     packet::Packet,
     peer,
     wire::opaque,
@@ -64,8 +64,7 @@ pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &
         Indexed::Elsewhere => {
             // A copy, so that the packet's own need not be in memory.
             let address = *address;
-            // SAFETY: a map value, which stays in place for the whole run.
-            let vip = unsafe { &*VIPS.get_ptr(address)? };
+            let vip = copy(&VIPS, &address)?;
             (vip.id, vip.flags, vip.interfaces, vip.vlan)
         }
         Indexed::Nowhere => return None,
