@@ -46,10 +46,11 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
     } else if neighbor::hear(&Address::v4(sender_ip), sender, frame, interface) {
         return Ok(Verdict::PASS);
     }
-    if operation != REQUEST || !neighbor::answers(&Address::v4(target_ip), frame, interface, &REASONS)? {
+    if operation != REQUEST || !neighbor::answers(&Address::v4(target_ip), sender, frame, interface, &REASONS)? {
         return Ok(Verdict::PASS);
     }
-    frame.write_macs(frame.source, interface.mac);
+    // RFC 826 answers to the sender that the packet names. A proxy's frame has another source.
+    frame.write_macs(sender, interface.mac);
     // SAFETY: compared with the end above.
     unsafe {
         write::<6, _>(at, REPLY);

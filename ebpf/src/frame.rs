@@ -52,6 +52,12 @@ fn mask_if_equal(a: u16, b: u16) -> u16 {
     (difference.wrapping_sub(1) >> 48) as u16
 }
 
+/// Returns whether an address is a group's (IEEE 802, I/G bit), broadcast included.
+#[inline(always)]
+pub(crate) fn is_group(mac: Mac) -> bool {
+    mac.head & u32::from_ne_bytes([1, 0, 0, 0]) != 0
+}
+
 /// Ethernet and at most one 802.1Q tag.
 pub(crate) struct Frame {
     pub(crate) context: *mut xdp_md,
@@ -178,10 +184,10 @@ impl Frame {
         if self.fragmented { self.length as usize - self.link } else { self.end - self.network }
     }
 
-    /// Returns whether the destination is a group address (IEEE 802, I/G bit), broadcast included.
+    /// Returns whether the destination is a group's.
     #[inline(always)]
     pub(crate) fn is_group(&self) -> bool {
-        self.destination.head & u32::from_ne_bytes([1, 0, 0, 0]) != 0
+        is_group(self.destination)
     }
 
     /// Writes an Ethernet header, with a tag if this frame has one, to the start of a frame that

@@ -26,8 +26,12 @@ const SOLICITATION_TYPE: u8 = 135;
 const ADVERTISEMENT_TYPE: u8 = 136;
 const OVERRIDE: u8 = 0x20;
 const SOLICITED: u8 = 0x40;
+/// Option type 1, length 1: source link-layer address.
+const SOURCE_LINK_LAYER: u16 = u16::from_ne_bytes([1, 1]);
 /// Option type 2, length 1: target link-layer address.
 const TARGET_LINK_LAYER: u16 = u16::from_ne_bytes([2, 1]);
+/// The options that are looked at for a link-layer address.
+const MOST_OPTIONS: usize = 4;
 /// Packets from other links cannot have this hop limit (RFC 4861, 3.1).
 const HOP_LIMIT: u8 = 255;
 const ALL_NODES: Address = Address { w0: 0xff02_0000_u32.to_be(), w1: 0, w2: 0, w3: 1_u32.to_be() };
@@ -90,20 +94,21 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
         return Ok(Verdict::PASS);
     }
     if !message.is_solicitation {
-        neighbor::hear(&message.target, frame.source, frame, interface);
+        neighbor::hear(&message.target, link_layer(frame, TARGET_LINK_LAYER), frame, interface);
         return Ok(Verdict::PASS);
     }
+    let sender = link_layer(frame, SOURCE_LINK_LAYER);
     if message.source == Address::default() {
         let option = first_option(frame);
         neighbor::hear_probe(&message.target, frame.source, option, frame, interface);
-    } else if neighbor::hear(&message.source, frame.source, frame, interface) {
+    } else if neighbor::hear(&message.source, sender, frame, interface) {
         return Ok(Verdict::PASS);
     }
-    if !neighbor::answers(&message.target, frame, interface, &REASONS)? {
+    if !neighbor::answers(&message.target, sender, frame, interface, &REASONS)? {
         return Ok(Verdict::PASS);
     }
     let length = frame.length;
-    let answer = advertise(frame, interface, &message).ok_or(DropReason::Malformed)?;
+    let answer = advertise(frame, interface, &message, sender).ok_or(DropReason::Malformed)?;
     count::stat(Stat::NdpAnswered, length);
     Ok(answer)
 }
@@ -120,15 +125,43 @@ fn first_option(frame: &Frame) -> u64 {
     unsafe { read::<64, _>(at) }
 }
 
+/// Returns the MAC in a message's option of this type and length (RFC 4861, 4.6.1). Without one, it is
+/// the frame's source.
+#[inline(always)]
+fn link_layer(frame: &Frame, option: u16) -> Mac {
+    const REACH: usize = 0x1fff;
+    let options = frame.network + IPV6 + MESSAGE;
+    // SAFETY: `parse` compared the message with the end.
+    let length = usize::from(u16::from_be(unsafe { read::<4, _>(frame.network) })) - MESSAGE;
+    let mut offset = 0;
+    for _ in 0..MOST_OPTIONS {
+        let at = pin(options + (offset & REACH));
+        if offset + 8 > length || at + 8 > frame.end {
+            break;
+        }
+        // SAFETY: compared with the end above.
+        let (head, head_mac, tail_mac) = unsafe { (read::<0, u16>(at), read::<2, _>(at), read::<6, _>(at)) };
+        if head == option {
+            return Mac { head: head_mac, tail: tail_mac, padding: 0 };
+        }
+        let [_, units] = head.to_ne_bytes();
+        if units == 0 {
+            break;
+        }
+        offset += usize::from(units) * 8;
+    }
+    frame.source
+}
+
 /// RFC 4861, 7.2.4: to the sender, or to all nodes if the solicitation came from the unspecified
 /// address (duplicate address detection, RFC 4862, 5.4.3).
 #[inline(always)]
-fn advertise(frame: &Frame, interface: &Interface, message: &Message) -> Option<Verdict> {
+fn advertise(frame: &Frame, interface: &Interface, message: &Message, sender: Mac) -> Option<Verdict> {
     let unspecified = message.source == Address::default();
     let (to, to_mac, flags) = if unspecified {
         (ALL_NODES, ALL_NODES_MAC, OVERRIDE)
     } else {
-        (message.source, frame.source, OVERRIDE | SOLICITED)
+        (message.source, sender, OVERRIDE | SOLICITED)
     };
     let change = (frame.link + IPV6 + ADVERTISEMENT) as i32 - frame.length as i32;
     // SAFETY: the context is valid for the whole run.

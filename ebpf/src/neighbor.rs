@@ -13,7 +13,7 @@ use vipmux_common::{
 
 use crate::{
     budget, count,
-    frame::Frame,
+    frame::{Frame, is_group},
     maps::{INTERFACES, SPEAKERS, VIPS, config, copy, fence},
     peer,
 };
@@ -67,10 +67,12 @@ pub(crate) struct Reasons {
     pub(crate) fenced: DropReason,
 }
 
-/// Returns whether to answer a request for this address here and now; `Ok(false)`: it passes.
+/// Returns whether to answer a request of this sender for this address here and now; `Ok(false)`: it
+/// passes. A group is no sender: an answer to it would go to many machines.
 #[inline(always)]
 pub(crate) fn answers(
     address: &Address,
+    sender: Mac,
     frame: &Frame,
     interface: &Interface,
     reasons: &Reasons,
@@ -82,6 +84,7 @@ pub(crate) fn answers(
     match standing() {
         Standing::Abandoned => Ok(false),
         Standing::Lapsed if vip.flags & VIP_LEADING != 0 => Err(reasons.fenced),
+        Standing::InTime if vip.flags & VIP_LEADING != 0 && is_group(sender) => Err(DropReason::Malformed),
         Standing::InTime if vip.flags & VIP_LEADING != 0 => Ok(true),
         _ => Err(reasons.not_leading),
     }

@@ -48,6 +48,7 @@ fn answered() -> Vec<Case> {
         frame.resize(60, 0xa5);
         frame
     };
+    let of_group = Arp::request([0x01, 0, 0x5e, 0, 0, 1], NEIGHBOR, VIP);
     let through_proxy = Ethernet::new(FOREIGN_MAC, SELF_MAC).arp(&request);
     vec![
         Case::ingress("a broadcast request for a VIP that is led is answered", broadcast(CLIENT_MAC).arp(&request))
@@ -64,8 +65,10 @@ fn answered() -> Vec<Case> {
             from_client().arp(&probe),
         )
         .becomes(answer(&[], &probe_reply), ANSWERED),
-        Case::ingress("a reply goes to the frame's sender and names the packet's", through_proxy)
-            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, FOREIGN_MAC).arp(&reply)), ANSWERED),
+        Case::ingress("a reply goes to the sender that the packet names, not to the frame's", through_proxy)
+            .becomes(answer(&[], &reply), ANSWERED),
+        Case::ingress("a request that names a group as its sender is dropped", from_client().arp(&of_group))
+            .dropped(DropReason::Malformed),
         Case::ingress("a tagged request is answered with its tag", broadcast(CLIENT_MAC).tagged(VLAN).arp(&tagged))
             .becomes(answer(&[VLAN], &tagged_reply), ANSWERED),
         Case::ingress("a tag's priority is kept", broadcast(CLIENT_MAC).tagged(0xa000 | VLAN).arp(&tagged))

@@ -90,7 +90,10 @@ fn answered() -> Vec<Case> {
             .becomes(Verdict::Transmitted(header.ipv6(&answer(vip))), ANSWERED)
     };
     let grown = to_group(CLIENT_MAC, TAGGED).tagged(VLAN).ipv6(&question(&Ndp::solicitation(v6(TAGGED))));
-    let through_proxy = Ethernet::new(FOREIGN_MAC, SELF_MAC).ipv6(&unicast);
+    let through_proxy =
+        |message: &Ndp| Ethernet::new(FOREIGN_MAC, SELF_MAC).ipv6(&Ipv6::ndp(v6(NEIGHBOR), v6(VIP), message));
+    let mut padded_option = through_proxy(&bare);
+    padded_option.extend([1, 1, 2, 0, 0, 0, 0, 0x77]);
     vec![
         plain("a solicitation for a VIP that is led is answered", group(&asked(VIP))),
         plain("a unicast solicitation is answered", from_client().ipv6(&unicast)),
@@ -104,8 +107,17 @@ fn answered() -> Vec<Case> {
             .then(|state| probed(state, VIP, CLIENT_MAC, NONCE_OPTION)),
         Case::ingress("detection that asks this node alone is only answered", from_client().ipv6(&probe(&bare)))
             .becomes(Verdict::Transmitted(to_all.ipv6(&advertisement(VIP, ALL_NODES, NA_OVERRIDE))), ANSWERED),
-        Case::ingress("an answer goes to the frame's sender", through_proxy)
+        plain("an answer goes to the sender that the packet names, not to the frame's", through_proxy(&asked(VIP))),
+        plain("also behind other options", through_proxy(&bare.clone().option(nonce, &[7; 22]).mac(CLIENT_MAC))),
+        Case::ingress("a solicitation that names no sender has the frame's", through_proxy(&bare))
             .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, FOREIGN_MAC).ipv6(&answer(VIP))), ANSWERED),
+        Case::ingress("padding is no option", padded_option)
+            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, FOREIGN_MAC).ipv6(&answer(VIP))), ANSWERED),
+        Case::ingress(
+            "a solicitation that names a group as its sender is dropped",
+            group(&bare.clone().mac(multicast_mac(ALL_NODES))),
+        )
+        .dropped(DropReason::Malformed),
         tagged("a tagged solicitation is answered with its tag", VLAN, TAGGED),
         tagged("a solicitation's tag keeps its priority", 0xa000 | VLAN, TAGGED),
         tagged("a solicitation's priority tag is no VLAN", 0xa000, VIP),
