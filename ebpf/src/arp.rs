@@ -6,6 +6,7 @@ use vipmux_common::abi::{Address, DropReason, Interface, Mac, Stat};
 use crate::{
     count,
     frame::Frame,
+    linear,
     neighbor::{self, Reasons},
     verdict::{Outcome, Verdict},
     wire::{pin, read, write},
@@ -68,6 +69,7 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
 /// Returns whether the node's own stack may send this ARP packet.
 #[inline(always)]
 pub(crate) fn may_leave(context: &TcContext, network: usize) -> bool {
+    linear::pull(context, network + LENGTH);
     let at = pin(pin(context.data()) + network);
     if at + LENGTH > pin(context.data_end()) {
         return true;

@@ -18,11 +18,11 @@ use crate::{
     fragment,
     frame::ETHERNET_LENGTH,
     icmp::Embedded,
-    known,
+    known, linear,
     maps::{INTERFACES, VIPS, copy},
     neighbor,
     packet::{LATER, Packet},
-    restore, vip,
+    vip,
     wire::{pin, read},
 };
 
@@ -62,7 +62,7 @@ fn network(context: &TcContext, interface: &Interface) -> Option<usize> {
 
 #[inline(always)]
 fn send<const V6: bool>(context: &TcContext, interface: &Interface, network: usize) -> i32 {
-    restore::pull(context, network);
+    linear::pull_headers::<V6>(context, network);
     let Some((client, backend)) = backend::<V6>(context, interface, network) else { return TC_ACT_UNSPEC };
     let Some(ifindex) = route::<V6>(context, &client, &backend) else { return TC_ACT_UNSPEC };
     let mut hop = MaybeUninit::<NextHop>::uninit();
@@ -105,7 +105,7 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
     let key = if transport.protocol == Packet::<V6>::ICMP {
         Embedded::<V6>::parse(&transport, end)?.flow(vip, &packet.destination)?
     } else {
-        transport.segment(end).ok()?.flow(packet.source, vip)
+        linear::segment(context, &transport, start, end)?.flow(packet.source, vip)
     };
     let (target, flags) = known::look(&key, vip::Flags(0))?;
     (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))

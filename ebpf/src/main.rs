@@ -22,6 +22,7 @@ mod fragment;
 mod frame;
 mod icmp;
 mod known;
+mod linear;
 mod lock;
 mod maps;
 mod nat;
@@ -234,11 +235,11 @@ pub fn vipmux_egress(context: TcContext) -> i32 {
     let Some((protocol, network)) = network(&context) else { return TC_ACT_UNSPEC };
     let dropped = match protocol {
         ETHERTYPE_IPV4 => {
-            restore::pull(&context, network);
+            linear::pull_headers::<false>(&context, network);
             restore::restore::<false>(&context, network).err()
         }
         ETHERTYPE_IPV6 => {
-            restore::pull(&context, network);
+            linear::pull_headers::<true>(&context, network);
             if ndp::may_leave(&context, network) {
                 restore::restore::<true>(&context, network).err()
             } else {
@@ -299,7 +300,9 @@ fn network(context: &TcContext) -> Option<(u16, usize)> {
     if protocol != ETHERTYPE_VLAN {
         return Some((protocol, ETHERNET_LENGTH));
     }
-    let (start, network) = (pin(context.data()), ETHERNET_LENGTH + VLAN_TAG_LENGTH);
+    let network = ETHERNET_LENGTH + VLAN_TAG_LENGTH;
+    linear::pull(context, network);
+    let start = pin(context.data());
     if start + network > pin(context.data_end()) {
         return None;
     }

@@ -43,7 +43,7 @@ pub(crate) struct Transport {
     /// [`FIRST`], [`LATER`]; 0 for a whole datagram.
     pub(crate) fragment: u32,
     /// The identification that all fragments share, wire.
-    id: u32,
+    pub(crate) id: u32,
 }
 
 /// The first fragment of a datagram, with the ports.

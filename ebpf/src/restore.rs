@@ -1,6 +1,7 @@
 //! Translates replies of local backends back to the VIP's.
 //!
-//! It only uses the checksum helpers, which handle partial checksums and GSO.
+//! It only uses the checksum helpers, which handle partial checksums and GSO. They also make the
+//! changed bytes this packet's own. Where the kernel has no memory for that, the reply is dropped.
 
 use core::ptr;
 
@@ -17,6 +18,7 @@ use vipmux_common::{
 use crate::{
     count, flow, fragment,
     icmp::{self, Embedded},
+    linear,
     packet::{FIRST, LATER, Packet, SCTP, TCP},
     reply::{self, Origin, Reply, ReplyKey},
     wire::pin,
@@ -41,7 +43,7 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
             _ => Ok(()),
         };
     }
-    let Ok(segment) = transport.segment(end) else { return Ok(()) };
+    let Some(segment) = linear::segment(context, &transport, start, end) else { return Ok(()) };
     let key = ReplyKey {
         backend: packet.source,
         client: packet.destination,
@@ -60,7 +62,7 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
     if transport.fragment & FIRST != 0 && !fragment::record_egress(&packet.fragment(&transport), reply.vip) {
         return Err(DropReason::ReplyFailed);
     }
-    rewrite::<V6>(context, network, segment.transport - start, &key, &reply).map_err(|_| DropReason::ReplyFailed)?;
+    rewrite::<V6>(context, network, transport.at - start, &key, &reply).map_err(|_| DropReason::ReplyFailed)?;
     count::stat(Stat::Replies, u64::from(context.len()));
     Ok(())
 }
@@ -72,17 +74,6 @@ fn restore_later<const V6: bool>(context: &TcContext, network: usize, key: &Frag
     set_source::<V6>(context, network, &key.source, &vip).map_err(|_| DropReason::ReplyFailed)?;
     count::stat(Stat::Replies, u64::from(context.len()));
     Ok(())
-}
-
-/// Makes the headers directly readable: enough for the longest IPv4 header and a TCP header, or an
-/// ICMPv6 error, or the whole packet. The linear part of a forwarded packet can be shorter. Headers
-/// that stay out of reach are not translated.
-#[inline(always)]
-pub(crate) fn pull(context: &TcContext, network: usize) {
-    let wanted = (network as u32 + 128).min(context.len());
-    if context.data() + wanted as usize > context.data_end() {
-        let _ = context.pull_data(wanted);
-    }
 }
 
 #[inline(always)]

@@ -80,6 +80,17 @@ impl Transport {
         Ok(segment)
     }
 
+    /// Returns the bytes that [`Self::segment`] needs at least.
+    #[inline(always)]
+    pub(crate) fn header_length(&self) -> Option<usize> {
+        match self.protocol {
+            TCP => Some(TCP_LENGTH),
+            UDP => Some(UDP_LENGTH),
+            SCTP => Some(SCTP_LENGTH),
+            _ => None,
+        }
+    }
+
     /// Bytes of data in a TCP segment.
     #[inline(always)]
     pub(crate) fn data(&self, end: usize) -> Option<u32> {

@@ -54,6 +54,9 @@ static FLOOR_LRU: LruHashMap<FlowKey, [u64; 4]> = LruHashMap::with_max_entries(6
 /// for others.
 #[map]
 static ARRIVED: PerCpuArray<u64> = PerCpuArray::with_max_entries(2, 0);
+/// Of `note_linear`: packets, and the longest linear part, bytes.
+#[map]
+static LINEAR: Array<u64> = Array::with_max_entries(2, 0);
 /// Not zero if `sink` answers.
 #[map]
 static ANSWER: Array<u32> = Array::with_max_entries(1, 0);
@@ -79,6 +82,22 @@ pub fn end_chain(_context: TcContext) -> i32 {
 /// A program of another component that leaves every packet to the next one (`TCX_NEXT`).
 #[classifier]
 pub fn go_on(_context: TcContext) -> i32 {
+    TC_ACT_UNSPEC
+}
+
+/// Notes the linear part of packets that have more bytes: how many there were, and the longest part.
+#[classifier]
+pub fn note_linear(context: TcContext) -> i32 {
+    let linear = (context.data_end() - context.data()) as u64;
+    if linear < u64::from(context.len())
+        && let (Some(packets), Some(longest)) = (LINEAR.get_ptr_mut(0), LINEAR.get_ptr_mut(1))
+    {
+        // SAFETY: map values. Packets on several CPUs may be lost, which the test does not mind.
+        unsafe {
+            *packets += 1;
+            *longest = (*longest).max(linear);
+        }
+    }
     TC_ACT_UNSPEC
 }
 

@@ -5,6 +5,7 @@ use std::mem;
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf, EbpfLoader,
+    maps::Array,
     programs::{
         LinkOrder, SchedClassifier, TcAttachType,
         tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
@@ -85,6 +86,32 @@ fn classifier(ebpf: &mut Ebpf, behavior: Behavior) -> Result<&mut SchedClassifie
         Behavior::GoesOn => "go_on",
     };
     Ok(ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+}
+
+/// A program behind all others on a node's interface that notes the linear parts of sent packets. It is
+/// detached on drop.
+#[derive(Debug)]
+pub struct LinearParts {
+    ebpf: Ebpf,
+}
+
+impl LinearParts {
+    /// Attaches it to a node's eth0.
+    pub fn note(node: &Node) -> Result<Self> {
+        let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing programs")?;
+        let program: &mut SchedClassifier = ebpf.program_mut("note_linear").context("no program")?.try_into()?;
+        program.load()?;
+        let options = TcAttachOptions::TcxOrder(LinkOrder::last());
+        node.namespace().run(|| Ok(program.attach_with_options(INTERFACE, TcAttachType::Egress, options)?))?;
+        Ok(Self { ebpf })
+    }
+
+    /// Returns how many packets had more than a linear part, and the longest linear part of them, in
+    /// bytes.
+    pub fn noted(&self) -> Result<(u64, u64)> {
+        let map: Array<_, u64> = self.ebpf.map("LINEAR").context("no map LINEAR")?.try_into()?;
+        Ok((map.get(&0, 0)?, map.get(&1, 0)?))
+    }
 }
 
 /// Returns whether this kernel has tcx links. Tests of them are skipped elsewhere.

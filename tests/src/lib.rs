@@ -46,6 +46,7 @@ pub mod manifests;
 pub mod ndp;
 pub mod netns;
 pub mod offload;
+pub mod packet_ring;
 pub mod pod;
 pub mod pod_network;
 pub mod process;

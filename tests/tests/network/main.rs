@@ -30,6 +30,7 @@ mod ipv6_nodes;
 mod leading;
 mod manifests;
 mod members;
+mod node_traffic;
 mod observing;
 mod outlets;
 mod own_flows;
