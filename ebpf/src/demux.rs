@@ -220,7 +220,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     if transport.fragment != 0 {
         return Err(DropReason::Fragment.into());
     }
-    match Embedded::<V6>::parse(&transport, frame.end) {
+    match Embedded::<V6>::parse(frame, &transport, frame.end) {
         Some(embedded) => error(&source, &packet, id, transport.at, &embedded),
         None => reject::echo(frame, &packet, &transport, interface),
     }

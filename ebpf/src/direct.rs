@@ -103,7 +103,7 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
         return (value.direct != 0).then_some((packet.source, target.local?.address));
     }
     let key = if transport.protocol == Packet::<V6>::ICMP {
-        Embedded::<V6>::parse(&transport, end)?.flow(vip, &packet.destination)?
+        Embedded::<V6>::parse(context, &transport, end)?.flow(vip, &packet.destination)?
     } else {
         linear::segment(context, &transport, start, end)?.flow(packet.source, vip)
     };

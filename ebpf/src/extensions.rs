@@ -95,7 +95,11 @@ extern "C" fn extensions_tc(context: *mut __sk_buff, offset: u32, next: u32) -> 
 /// this order: 32, 16, 8 and 8 bits.
 #[inline(always)]
 fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
-    let (first, mut next) = (offset as usize & 0xff, next & 0xff);
+    // An ICMP error embeds a packet whose headers may begin far behind.
+    if offset as usize > REACH {
+        return MALFORMED << 8;
+    }
+    let (first, mut next) = (offset as usize & REACH, next & 0xff);
     let (mut length, mut fragment, mut id) = (0_usize, 0_u32, 0_u32);
     // Once more than the limit, to see what follows the last header.
     for _ in 0..=MOST {

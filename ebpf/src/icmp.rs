@@ -12,10 +12,10 @@ use vipmux_common::{
 
 use crate::{
     count,
-    extensions::FRAGMENT,
+    extensions::{Walk, is_extension},
     frame::Frame,
     nat,
-    packet::{FRAGMENT_OFFSET, Packet, SCTP, TCP, Transport, UDP, address, write_address},
+    packet::{FRAGMENT_OFFSET, LATER, Packet, SCTP, TCP, Transport, UDP, address, write_address},
     reply::ReplyKey,
     verdict::Verdict,
     wire::{pin, read, write},
@@ -27,11 +27,8 @@ pub(crate) const HEADER: usize = 8;
 const TRANSPORT: usize = 8;
 /// From the ICMP header on: the offset of the embedded IPv4 header's checksum.
 pub(crate) const CHECKSUM: usize = HEADER + 10;
-/// The fragment offset of IPv6 (RFC 8200, 4.5).
-const FRAGMENT_OFFSET_V6: u16 = 0xfff8_u16.to_be();
 
-/// The packet or first fragment that an ICMP error is about. Of IPv6's extension headers, only the
-/// fragment header is supported.
+/// The packet or first fragment that an ICMP error is about.
 pub(crate) struct Embedded<const V6: bool> {
     /// The offset of its ports.
     pub(crate) ports: usize,
@@ -50,14 +47,14 @@ impl<const V6: bool> Embedded<V6> {
 
     /// Parses an ICMP message; `None` if it is no error about TCP, UDP or SCTP, or not understood.
     #[inline(always)]
-    pub(crate) fn parse(message: &Transport, end: usize) -> Option<Self> {
+    pub(crate) fn parse<W: Walk>(walk: &W, message: &Transport, end: usize) -> Option<Self> {
         const LEAST: usize = HEADER + TRANSPORT;
         let at = message.at;
         if message.length < LEAST + Packet::<V6>::LENGTH || at + LEAST + Packet::<V6>::LENGTH > end {
             return None;
         }
-        // SAFETY: compared with the end above, which has room for IPv6's fragment header too.
-        let (kind, headers) = unsafe { (read::<0, u8>(at), Self::headers(at)) };
+        // SAFETY: compared with the end above.
+        let (kind, headers) = unsafe { (read::<0, u8>(at), Self::headers(walk, at)) };
         // Destination unreachable, packet too big (in IPv4 a code of the former), time exceeded,
         // parameter problem.
         let is_error = if V6 { matches!(kind, 1..=4) } else { matches!(kind, 3 | 11 | 12) };
@@ -83,9 +80,9 @@ impl<const V6: bool> Embedded<V6> {
     /// fragment.
     ///
     /// # Safety
-    /// The fixed header and eight bytes more were compared with the end.
+    /// The fixed header was compared with the end.
     #[inline(always)]
-    unsafe fn headers(at: usize) -> Option<(usize, u32)> {
+    unsafe fn headers<W: Walk>(walk: &W, at: usize) -> Option<(usize, u32)> {
         // SAFETY: the caller's bounds check.
         unsafe {
             let first: u8 = read::<HEADER, _>(at);
@@ -97,14 +94,13 @@ impl<const V6: bool> Embedded<V6> {
             }
             let next = u32::from(read::<14, u8>(at));
             if first >> 4 != 6 {
-                None
-            } else if next != FRAGMENT {
-                Some((Packet::<V6>::LENGTH, next))
-            } else if read::<50, u16>(at) & FRAGMENT_OFFSET_V6 == 0 {
-                Some((Packet::<V6>::LENGTH + 8, u32::from(read::<48, u8>(at))))
-            } else {
-                None
+                return None;
             }
+            if !is_extension(next) {
+                return Some((Packet::<V6>::LENGTH, next));
+            }
+            let found = walk.extensions(at + HEADER + Packet::<V6>::LENGTH, next).ok()?;
+            (found.fragment != LATER).then_some((Packet::<V6>::LENGTH + found.length, found.next))
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
         return restore_later::<V6>(context, network, &packet.fragment(&transport));
     }
     if transport.protocol == Packet::<V6>::ICMP {
-        return match Embedded::<V6>::parse(&transport, end) {
+        return match Embedded::<V6>::parse(context, &transport, end) {
             Some(embedded) if transport.fragment == 0 => {
                 let at = (transport.at - start, embedded.ports - start);
                 error(context, network, at, &packet.source, &embedded)

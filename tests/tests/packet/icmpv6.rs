@@ -51,7 +51,11 @@ fn packet(protocol: u32, source: (Ipv6Addr, u16), destination: (Ipv6Addr, u16)) 
 /// is not changed.
 fn embedded(before: &Ipv6, after: &Ipv6) -> Vec<u8> {
     let (before, mut after) = (before.bytes(), after.bytes());
-    let (protocol, at) = if after[6] == FRAGMENT { (after[40], 48) } else { (after[6], 40) };
+    let (mut protocol, mut at) = (after[6], 40);
+    while EXTENSIONS.contains(&protocol) {
+        // A fragment header has a zero as its length, and eight bytes.
+        (protocol, at) = (after[at], at + 8 + 8 * usize::from(after[at + 1]));
+    }
     let field = match protocol {
         6 => at + 16..at + 18,
         17 => at + 6..at + 8,
@@ -61,12 +65,21 @@ fn embedded(before: &Ipv6, after: &Ipv6) -> Vec<u8> {
     after
 }
 
-/// The number of the fragment header.
-const FRAGMENT: u8 = 44;
+/// The numbers of extension headers: hop-by-hop options, routing, fragment, destination options.
+const EXTENSIONS: [u8; 4] = [0, 43, 44, 60];
 
 /// Returns a datagram's fragment. The first one has the ports.
 fn fragment(packet: Ipv6, offset: u16) -> Ipv6 {
     packet.extension(Extension::Fragment { offset, more: true, id: 0x8765_4321 })
+}
+
+/// Adds extension headers of each kind that the programs walk.
+fn optional(packet: Ipv6) -> Ipv6 {
+    packet
+        .extension(Extension::HopByHop(vec![5, 2, 0, 0]))
+        .extension(Extension::DestinationOptions(vec![1; 20]))
+        .extension(Extension::Routing { kind: 4, segments_left: 0, data: vec![0; 20] })
+        .extension(Extension::Fragment { offset: 0, more: false, id: 7 })
 }
 
 fn client() -> (Ipv6Addr, u16) {
@@ -99,6 +112,22 @@ fn to_backends() -> Vec<Case> {
     let to_http: fn(&mut State) = |state| HTTP.record(state, LOCAL_TOO, WHILE, 0);
     let first = |packet| fragment(packet, 0);
     let about_first = |service| Ipv6::icmpv6(ROUTER, v6(VIP), TOO_BIG(&first(reply(service)).bytes()));
+    let about = |packet: &Ipv6| Ipv6::icmpv6(ROUTER, v6(VIP), TOO_BIG(&packet.bytes()));
+    let about_optional = about(&optional(reply(HTTP)));
+    let optional_translated = Ipv6::icmpv6(
+        ROUTER,
+        v6(LOCAL_TOO.address),
+        TOO_BIG(&embedded(&optional(reply(HTTP)), &optional(sent(HTTP, LOCAL_TOO)))),
+    );
+    let behind = |packet: &Ipv6| packet.clone().extension(Extension::DestinationOptions(vec![1; 260]));
+    let options = |kind: fn(Vec<u8>) -> Extension, to: Ipv6| to.extension(kind(vec![1; 6]));
+    let with_options = |name, kind| {
+        let (before, after) = (options(kind, reply(HTTP)), options(kind, sent(HTTP, LOCAL_TOO)));
+        let translated = Ipv6::icmpv6(ROUTER, v6(LOCAL_TOO.address), TOO_BIG(&embedded(&before, &after)));
+        Case::ingress(name, from_client().ipv6(&about(&before)))
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
+            .becomes(Verdict::Passed(from_client().ipv6(&translated)), &local)
+    };
     let first_translated =
         Ipv6::icmpv6(ROUTER, v6(DNS.address), TOO_BIG(&embedded(&first(reply(DNS_UDP)), &first(sent(DNS_UDP, DNS)))));
     vec![
@@ -108,6 +137,14 @@ fn to_backends() -> Vec<Case> {
         Case::ingress("it goes to another node too", from_client().ipv6(&about_first(HTTPS)))
             .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
             .becomes(Verdict::Transmitted(handed(&about_first(HTTPS), PEER_MAC)), &[Counter::Stat(Stat::HandedOver)]),
+        with_options("packet too big about a reply with hop-by-hop options", Extension::HopByHop),
+        with_options("packet too big about a reply with destination options", Extension::DestinationOptions),
+        Case::ingress("packet too big about a reply with all extension headers", from_client().ipv6(&about_optional))
+            .given(to_http)
+            .becomes(Verdict::Passed(from_client().ipv6(&optional_translated)), &local),
+        Case::ingress("it is found behind many options of its own", from_client().ipv6(&behind(&about_optional)))
+            .given(to_http)
+            .becomes(Verdict::Passed(from_client().ipv6(&behind(&optional_translated))), &local),
         reaches("packet too big reaches the flow's backend", HTTP, LOCAL_TOO, TOO_BIG).given(to_http),
         reaches("so does destination unreachable", HTTP, LOCAL_TOO, NO_ROUTE).given(to_http),
         reaches("so does time exceeded", HTTP, LOCAL_TOO, TIME_EXCEEDED).given(to_http),
@@ -135,13 +172,17 @@ fn refused() -> Vec<Case> {
     let dropped = |name, icmp| Case::ingress(name, message(icmp)).dropped(DropReason::Icmp);
     let foreign = packet(TCP, (v6(NEIGHBOR), 80), client()).bytes();
     let closed = packet(TCP, (v6(VIP), 81), client()).bytes();
-    let optional = Ipv6 { extensions: vec![Extension::HopByHop(vec![])], ..reply(HTTP) }.bytes();
+    let routed = reply(HTTP).extension(Extension::Routing { kind: 4, segments_left: 1, data: vec![0; 20] }).bytes();
+    let authenticated = reply(HTTP).extension(Extension::Other(51, vec![0, 2, 0, 0, 0, 0, 0, 7])).bytes();
+    let cut = optional(reply(HTTP)).bytes()[..70].to_vec();
     let mut of_icmp = reply(HTTP).bytes();
     of_icmp[6] = 58;
     vec![
         dropped("packet too big about another address's packet", TOO_BIG(&foreign)),
         dropped("packet too big about a port that no Service claims", TOO_BIG(&closed)),
-        dropped("packet too big about a packet with extension headers", TOO_BIG(&optional)),
+        dropped("packet too big about a packet on its way to another host", TOO_BIG(&routed)),
+        dropped("packet too big about a packet with another header", TOO_BIG(&authenticated)),
+        dropped("packet too big about extension headers that are cut off", TOO_BIG(&cut)),
         dropped("packet too big about a later fragment", TOO_BIG(&fragment(reply(HTTP), 1).bytes())),
         dropped("an error about a first fragment cut short", TOO_BIG(&fragment(reply(HTTP), 0).bytes()[..55])),
         dropped("an error about ICMPv6", NO_ROUTE(&of_icmp)),
@@ -172,11 +213,18 @@ fn from_backends() -> Vec<Case> {
     let of_backend = |source, about: &[u8]| Ipv6::icmpv6(source, v6(CLIENT), NO_PORT(about));
     let question = fragment(asked(DNS_UDP, DNS), 0);
     let as_asked = packet(UDP, client(), (v6(VIP), DNS_UDP.port));
-    let question_as_sent = embedded(&question, &fragment(as_asked, 0));
+    let question_as_sent = embedded(&question, &fragment(as_asked.clone(), 0));
+    let optional_as_sent = embedded(&optional(asked(DNS_UDP, DNS)), &optional(as_asked));
     vec![
         Case::egress("a node's packet too big about a first fragment", error(v6(NEIGHBOR), TOO_BIG(&question.bytes())))
             .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
             .becomes(Verdict::Passed(error(v6(NEIGHBOR), TOO_BIG(&question_as_sent))), &restored),
+        Case::egress(
+            "a node's packet too big about a packet with extension headers",
+            error(v6(NEIGHBOR), TOO_BIG(&optional(asked(DNS_UDP, DNS)).bytes())),
+        )
+        .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
+        .becomes(Verdict::Passed(error(v6(NEIGHBOR), TOO_BIG(&optional_as_sent))), &restored),
         Case::egress("a backend's port unreachable is the VIP's", unreached())
             .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
             .becomes(Verdict::Passed(error(v6(VIP), NO_PORT(&as_sent(DNS_UDP, DNS)))), &restored),
