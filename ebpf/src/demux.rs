@@ -13,7 +13,7 @@ use core::ptr;
 use vipmux_common::{
     abi::{
         Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
-        KNOWN_OPENING, KNOWN_TOO_BIG, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
+        KNOWN_OPENING, KNOWN_TOO_BIG, KNOWN_TTL_EXCEEDED, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
     },
     hash,
 };
@@ -197,6 +197,15 @@ pub(crate) fn claimed(outcome: Outcome) -> Verdict {
     Verdict::of(tell(Scratch { known, ..Scratch::default() }, Verdict::ODD))
 }
 
+/// Returns why a packet cannot be handed over that is about a flow, or a fragment. Nobody is told.
+#[inline(always)]
+pub(crate) fn undeliverable() -> Verdict {
+    match SCRATCH.get(0) {
+        Some(Scratch { known: KNOWN_TTL_EXCEEDED, .. }) => Verdict::drop(DropReason::TtlExceeded),
+        _ => Verdict::drop(DropReason::TooBig),
+    }
+}
+
 /// Handles the remaining packets to a VIP: without ports, or without a backend.
 #[inline(always)]
 pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
@@ -204,7 +213,9 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     match scratch.known {
         KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
         KNOWN_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
-        KNOWN_TOO_BIG => return Ok(reject::too_big::<V6>(frame, interface, scratch.vip)),
+        KNOWN_TOO_BIG | KNOWN_TTL_EXCEEDED => {
+            return Ok(reject::undeliverable::<V6>(frame, interface, scratch.vip));
+        }
         _ => {}
     }
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };

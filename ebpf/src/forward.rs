@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::bpf_redirect,
 };
 use vipmux_common::abi::{
-    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_TOO_BIG, Mac, Node,
+    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_TOO_BIG, KNOWN_TTL_EXCEEDED, Mac, Node,
     Scratch, Stat,
 };
 
@@ -54,7 +54,7 @@ pub(crate) fn send<const V6: bool>(
     }
     let hops = packet.hops();
     if hops <= 1 {
-        return Err(DropReason::TtlExceeded.into());
+        return tell(Scratch { known: KNOWN_TTL_EXCEEDED, ..Scratch::default() }, Verdict::ODD);
     }
     packet.decrement_hops(hops);
     match other_vlan {

@@ -205,8 +205,7 @@ fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
         demux::odd::<V6>(&frame, interface)
     };
     match Verdict::of(outcome) {
-        // About a flow, or a fragment: nobody is told.
-        Verdict::ODD => Verdict::drop(DropReason::TooBig).act(ifindex, length),
+        Verdict::ODD => demux::undeliverable().act(ifindex, length),
         verdict => verdict.act(ifindex, length),
     }
 }

@@ -1,5 +1,4 @@
-//! Answers in a VIP's name to packets that go to no backend: TCP RST, ICMP port unreachable, ICMP
-//! echo reply.
+//! Answers in a VIP's name to packets that go to no backend: TCP RST, ICMP errors, ICMP echo reply.
 //!
 //! All are rate-limited, since any host can request any number of them from any address. There is
 //! no answer to a peer's hand-over (that node has answered, or will), to a fragment, or to an
@@ -59,34 +58,41 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
     }
 }
 
-/// Handles a packet that is longer than the MTU of the path to its backend's node: tells its sender, so
-/// that it sends shorter ones (RFC 1191, 4; RFC 4443, 3.2). IPv4 packets that may be fragmented are
-/// dropped.
+/// Handles a packet that cannot be handed over: tells its sender, as a router does. It is longer than the
+/// MTU of the path, so that shorter ones are sent (RFC 1191, 4; RFC 4443, 3.2), or its TTL is at an end
+/// (RFC 792; RFC 4443, 3.3). `mtu`: 0 for the latter.
 #[inline(always)]
-pub(crate) fn too_big<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -> Verdict {
-    let (drop, length) = (Verdict::drop(DropReason::TooBig), frame.length);
-    match narrow::<V6>(frame, interface, mtu) {
+pub(crate) fn undeliverable<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -> Verdict {
+    let length = frame.length;
+    let reason = if mtu == 0 { DropReason::TtlExceeded } else { DropReason::TooBig };
+    match tell_sender::<V6>(frame, interface, mtu) {
         Some(verdict) => {
-            count::drop(DropReason::TooBig as u32, length);
+            count::drop(reason as u32, length);
             count::stat(Stat::Rejected, length);
             verdict
         }
-        None => drop,
+        None => Verdict::drop(reason),
     }
 }
 
+/// IPv4 packets that are too long and may be fragmented are dropped.
 #[inline(always)]
-fn narrow<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -> Option<Verdict> {
+fn tell_sender<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -> Option<Verdict> {
     let packet = Packet::<V6>::parse(frame.network, frame.end)?;
     let transport = packet.transport(frame, Some(frame.available())).ok()?;
     let segment = transport.segment(frame.end).ok()?;
-    if packet.may_be_fragmented() || !is_host::<V6>(&packet.source) {
+    if mtu != 0 && packet.may_be_fragmented() || !is_host::<V6>(&packet.source) {
         return None;
     }
     if !allowed(Kind::Unreachable, &packet.source, frame.length) {
         return None;
     }
-    let kind = u16::from_ne_bytes(if V6 { [2, 0] } else { [3, 4] });
+    let kind = u16::from_ne_bytes(match (V6, mtu) {
+        (true, 0) => [3, 0],
+        (true, _) => [2, 0],
+        (false, 0) => [11, 0],
+        (false, _) => [3, 4],
+    });
     unreachable(frame, interface, &packet, &segment, (kind, mtu.to_be()))
 }
 

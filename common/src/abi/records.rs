@@ -130,6 +130,8 @@ pub const KNOWN_TOO_BIG: u32 = 4;
 pub const KNOWN_OPENING: u32 = 5;
 /// The same, and its flow may have a record.
 pub const KNOWN_VIP: u32 = 6;
+/// The TTL or the hop limit of a packet to another node is at an end.
+pub const KNOWN_TTL_EXCEEDED: u32 = 7;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;

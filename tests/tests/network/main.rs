@@ -24,6 +24,7 @@ mod forging;
 mod forwarding;
 mod harness;
 mod health;
+mod hop_limits;
 mod image;
 mod ipv6;
 mod ipv6_nodes;

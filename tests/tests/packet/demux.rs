@@ -7,7 +7,9 @@ use vipmux_common::{
     hash,
 };
 use vipmux_tests::{
-    frames::{ACK, BROADCAST, ETHERTYPE_IPV4, Ethernet, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, Payload, SYN, Tcp, Udp},
+    frames::{
+        ACK, BROADCAST, ETHERTYPE_IPV4, Ethernet, Icmpv6, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, Payload, SYN, Tcp, Udp,
+    },
     program::State,
 };
 
@@ -20,6 +22,7 @@ use crate::{
         SELF_HANDOVER, SELF_MAC, SPREAD, SYSLOG, Service, TAGGED, TAGGED_HTTP, UNREACHABLE, VIP, VLAN, from_client,
         vip_of,
     },
+    reject::sealed,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -309,18 +312,51 @@ fn handed_over() -> Vec<Case> {
         Case::ingress("a node behind another interface is redirected to", from_client().ipv4(&syn(REDIRECTED)))
             .becomes(Verdict::Redirected(handed(&syn(REDIRECTED), FAR_MAC)), &new_flow(REDIRECTED, Stat::HandedOver))
             .then(|state| REDIRECTED.record(state, FAR, 0, 0)),
-        ttl(1, "a TTL of 1 is not handed over"),
-        ttl(0, "a TTL of 0 is not handed over"),
+        expired("a TTL of 1 is not handed over, and its sender is told", &syn(HTTPS).ttl(1), HTTPS).then(to_https),
+        expired("nor is a TTL of 0", &syn(HTTPS).ttl(0), HTTPS).then(to_https),
+        expired_v6("nor is a hop limit of 1", 1),
+        Case::ingress("options are in the way of the answer", from_client().ipv4(&syn(HTTPS).options(&[1; 12]).ttl(1)))
+            .becomes(
+                Verdict::Dropped(DropReason::TtlExceeded),
+                &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTPS.slot)],
+            )
+            .then(to_https),
+        Case::ingress("the answers are limited", from_client().ipv4(&syn(HTTPS).ttl(1)))
+            .given(|state| state.config.answers_per_second = 0)
+            .becomes(
+                Verdict::Dropped(DropReason::TtlExceeded),
+                &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTPS.slot), Counter::Stat(Stat::AnswerLimited)],
+            )
+            .then(to_https),
     ]
 }
 
-fn ttl(ttl: u8, name: &'static str) -> Case {
-    Case::ingress(name, from_client().ipv4(&syn(HTTPS).ttl(ttl)))
-        .becomes(
-            Verdict::Dropped(DropReason::TtlExceeded),
-            &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTPS.slot)],
-        )
+fn counters_of_expired(service: Service) -> [Counter; 4] {
+    [
+        Counter::Drop(DropReason::TtlExceeded),
+        Counter::Stat(Stat::Rejected),
+        Counter::Stat(Stat::NewFlows),
+        Counter::NewFlow(service.slot),
+    ]
+}
+
+/// Time exceeded (RFC 792), with the first bytes of a new flow's packet.
+pub(crate) fn expired(name: &'static str, packet: &Ipv4, service: Service) -> Case {
+    let message = [&[11, 0, 0, 0, 0, 0, 0, 0], &packet.bytes()[..28]].concat();
+    let told = Ipv4 { identification: 0, ..Ipv4::new(VIP, CLIENT, sealed(message)) };
+    let told = Verdict::Transmitted(Ethernet::new(SELF_MAC, CLIENT_MAC).ipv4(&told));
+    Case::ingress(name, from_client().ipv4(packet)).becomes(told, &counters_of_expired(service))
+}
+
+/// The same in IPv6 (RFC 4443, 3.3).
+fn expired_v6(name: &'static str, hops: u8) -> Case {
+    let packet = Ipv6::tcp(v6(CLIENT), v6(VIP), Tcp::new(CLIENT_PORT, HTTPS.port, SYN)).hop_limit(hops);
+    let message = Icmpv6::time_exceeded(0, &packet.bytes()[..48]);
+    let told = Ipv6 { flow_label: 0, ..Ipv6::icmpv6(v6(VIP), v6(CLIENT), message) };
+    Case::ingress(name, from_client().ipv6(&packet))
+        .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, CLIENT_MAC).ipv6(&told)), &counters_of_expired(HTTPS))
         .then(|state| HTTPS.record(state, REMOTE, 0, 0))
+        .v6()
 }
 
 /// The first or second address with the same index in `VIP_INDEX`, in one family.

@@ -8,7 +8,7 @@ use vipmux_tests::{
 
 use crate::{
     case::{Case, Counter, Verdict},
-    demux::{handed, known_flow, new_flow, to},
+    demux::{expired, handed, known_flow, new_flow, to},
     fixture::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, PEER_MAC, PHONE, PHONE_REMOTE, SELF_MAC, SIGNAL, SIGNAL_REMOTE, Service, VIP,
         WHILE, from_client, from_peer,
@@ -104,11 +104,7 @@ fn handed_over() -> Vec<Case> {
         case("so is DATA", &data(PHONE_REMOTE), known_flow(PHONE_REMOTE, Stat::HandedOver))
             .given(|state| PHONE_REMOTE.record(state, SIGNAL_REMOTE, WHILE, 0))
             .then(|state| PHONE_REMOTE.record_vouched(state, SIGNAL_REMOTE, 0, 0)),
-        Case::ingress("an INIT with a TTL of 1 is not", from_client().ipv4(&init(PHONE_REMOTE).ttl(1)))
-            .becomes(
-                Verdict::Dropped(DropReason::TtlExceeded),
-                &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(PHONE_REMOTE.slot)],
-            )
+        expired("an INIT with a TTL of 1 is not", &init(PHONE_REMOTE).ttl(1), PHONE_REMOTE)
             .then(|state| PHONE_REMOTE.record(state, SIGNAL_REMOTE, 0, 0)),
     ]
 }
