@@ -45,6 +45,7 @@ pub(super) fn observe(options: &CheckOptions) -> KernelObservation {
         tc: options.tc,
         version: version(&release),
         is_arm64: cfg!(target_arch = "aarch64"),
+        is_realtime: number("/sys/kernel/realtime") == Some(1),
         release,
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         lacking: held

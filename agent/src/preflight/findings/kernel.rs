@@ -11,6 +11,9 @@ const OLDEST_ARM64: (u32, u32) = (6, 0);
 const FRAGMENTS: (u32, u32) = (5, 18);
 /// The first kernel with tcx links; the agent decides by the version too.
 const TCX: (u32, u32) = (6, 6);
+/// The first kernel for real time where programs on one CPU may interrupt each other: a softirq holds no
+/// lock of its CPU there (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
+const PREEMPTED: (u32, u32) = (6, 18);
 /// The first kernel where BPF objects count against the control group's memory, not against
 /// `RLIMIT_MEMLOCK`.
 const UNLOCKED: (u32, u32) = (5, 11);
@@ -28,6 +31,8 @@ pub struct KernelObservation {
     pub version: (u32, u32),
     /// It is one for arm64.
     pub is_arm64: bool,
+    /// It is one for real time (`PREEMPT_RT`).
+    pub is_realtime: bool,
     /// It has BTF, the types of its structures (`/sys/kernel/btf/vmlinux`).
     pub btf: bool,
     /// The capabilities that the agent needs and this process lacks, with their purpose.
@@ -109,7 +114,24 @@ pub(super) fn assess(kernel: &KernelObservation) -> Vec<Finding> {
         bpffs(&kernel.pins),
     ];
     found.extend(jit(kernel.jit));
+    found.extend(realtime(kernel));
     found
+}
+
+/// Programs pass facts about a packet to each other in memory of their CPU.
+fn realtime(kernel: &KernelObservation) -> Option<Finding> {
+    const CHECK: &str = "realtime";
+    if !kernel.is_realtime {
+        return None;
+    }
+    if kernel.version < PREEMPTED {
+        return Some(Finding::pass(CHECK, "PREEMPT_RT; programs on one CPU do not interrupt each other"));
+    }
+    Some(Finding::warn(
+        CHECK,
+        "PREEMPT_RT since Linux 6.18: programs on one CPU may interrupt each other, and mix up two packets",
+        "use a kernel without PREEMPT_RT, or one for real time before 6.18",
+    ))
 }
 
 fn version(kernel: &KernelObservation) -> Finding {

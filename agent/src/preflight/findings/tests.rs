@@ -69,6 +69,7 @@ fn good() -> Observations {
             release: "6.12.1".to_owned(),
             version: (6, 12),
             is_arm64: false,
+            is_realtime: false,
             btf: true,
             lacking: Ok(Vec::new()),
             programs: Ok(()),
@@ -224,6 +225,12 @@ fn each_state_of_the_kernel_and_of_the_rights_has_its_finding() {
         ("bpffs", Warn, "the agent mounts one", "mount -t bpf bpf", |o| o.kernel.pins.bpffs = Bpffs::Mountable),
         ("bpffs", Fail, "read-only", "read-write", |o| o.kernel.pins.bpffs = Bpffs::Refused("read-only".to_owned())),
         ("bpf-jit", Warn, "off", "bpf_jit_enable=1", |o| o.kernel.jit = Some(0)),
+        ("realtime", Warn, "interrupt each other", "without PREEMPT_RT", |o| {
+            (o.kernel.version, o.kernel.is_realtime) = ((6, 18), true);
+        }),
+        ("realtime", Pass, "do not interrupt", "", |o| {
+            (o.kernel.version, o.kernel.is_realtime) = ((6, 17), true);
+        }),
     ]);
 }
 
