@@ -12,21 +12,22 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
-        KNOWN_OPENING, KNOWN_TOO_BIG, KNOWN_TTL_EXCEEDED, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
+        Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_ABANDONED, KNOWN_NEW, KNOWN_NO_BACKEND,
+        KNOWN_NO_SERVICE, KNOWN_OPENING, KNOWN_TOO_BIG, KNOWN_TTL_EXCEEDED, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL,
+        Scratch, Stat,
     },
     hash,
 };
 
 use crate::{
-    client, count, flow, forward, fragment,
+    abandoned, client, count, flow, forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
     known::{self, Found, Kept, Known, Source},
     maps::{SCRATCH, config},
     nat, neighbor,
     packet::{LATER, Packet, Transport},
-    position, record, reject,
+    peer, position, record, reject,
     scratch::{look_for_record, tell, try_another_backend},
     segment::Segment,
     service,
@@ -41,8 +42,8 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let handed_over = flags.is_handed_over();
     let (config, now) = (config(), flow::now());
-    if neighbor::is_abandoned(config, now) {
-        return Ok(Verdict::PASS);
+    if neighbor::is_abandoned(config, now) && !peer::may_have_handed_over(frame, interface) {
+        return tell(Scratch { known: KNOWN_ABANDONED, ..Scratch::default() }, Verdict::ODD);
     }
     let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
@@ -213,6 +214,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     match scratch.known {
         KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
         KNOWN_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
+        KNOWN_ABANDONED => return abandoned::receive::<V6>(frame, interface),
         KNOWN_TOO_BIG | KNOWN_TTL_EXCEEDED => {
             return Ok(reject::undeliverable::<V6>(frame, interface, scratch.vip));
         }

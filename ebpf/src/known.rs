@@ -212,6 +212,12 @@ impl Known {
         Some((Target { index, generation, node, local: is_local.then_some(backend), remote }, ready))
     }
 
+    /// Returns whether the record's backend is on this node.
+    #[inline(always)]
+    pub(crate) fn is_local(&self) -> bool {
+        self.target(false, false).is_some_and(|(target, _)| target.local.is_some())
+    }
+
     /// Returns the destination of a live record, and refreshes the record. `None`: it is not live, or may
     /// be replaced.
     #[inline(always)]

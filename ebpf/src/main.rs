@@ -9,6 +9,7 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::needless_borrows_for_generic_args, reason = "what is not borrowed is copied to the stack")]
 
+mod abandoned;
 mod arp;
 mod budget;
 mod client;
@@ -205,6 +206,7 @@ fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
         demux::odd::<V6>(&frame, interface)
     };
     match Verdict::of(outcome) {
+        Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(V6)),
         Verdict::ODD => demux::undeliverable().act(ifindex, length),
         verdict => verdict.act(ifindex, length),
     }

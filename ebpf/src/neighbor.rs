@@ -41,8 +41,9 @@ fn standing() -> Standing {
     }
 }
 
-/// Returns whether the agent has been away for so long that this node leaves VIPs alone. The clock is
-/// read once a second and after each new deadline, since that costs more than all the rest.
+/// Returns whether the agent has been away for so long that this node neither answers for VIPs nor
+/// balances new flows ([`crate::abandoned`]). The clock is read once a second and after each new
+/// deadline, since that costs more than all the rest.
 #[inline(always)]
 pub(crate) fn is_abandoned(config: &Config, now: u64) -> bool {
     let fence = fence();

@@ -34,7 +34,7 @@ pub enum FenceState {
     Open,
     /// After the deadline: nothing is answered.
     Lapsed,
-    /// The deadline passed ten minutes ago: nothing is answered, and all packets go to the stack.
+    /// The deadline passed ten minutes ago: nothing is answered, and new flows go to the stack.
     Abandoned,
     /// No agent has set a deadline yet.
     NeverSet,

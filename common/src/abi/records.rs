@@ -132,6 +132,8 @@ pub const KNOWN_OPENING: u32 = 5;
 pub const KNOWN_VIP: u32 = 6;
 /// The TTL or the hop limit of a packet to another node is at an end.
 pub const KNOWN_TTL_EXCEEDED: u32 = 7;
+/// The node's agent has been away for too long, and no node has handed the packet over.
+pub const KNOWN_ABANDONED: u32 = 8;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;

@@ -15,9 +15,9 @@ use nix::{
 use vipmux_common::abi::Config;
 use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
-    arp,
+    agent, arp,
     client::{Kind, Request, Session},
-    cluster::{Cluster, PATIENCE, TIMEOUT},
+    cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, SILENCE, TIMEOUT},
     failover::await_stopped,
     lan::Options,
     manifests::{Service, VIP},
@@ -165,6 +165,60 @@ fn a_node_whose_agent_is_long_gone_leaves_the_vip_to_its_own_stack_until_an_agen
     let now = Config { next_vip, next_generation, removed, ..maps.read_config()? };
     ensure!(now == config, "the agent left the configuration of somebody else in place");
     drop(own);
+    Ok(())
+}
+
+/// The node's own VIPs go to another leader, which still hands over to its pods: their node's kernel answers.
+#[test]
+fn a_node_whose_agent_is_long_gone_serves_what_others_hand_over_to_it() -> Result<()> {
+    serves_hand_overs("derived")
+}
+
+#[test]
+fn a_node_whose_agent_is_long_gone_serves_what_others_hand_over_with_their_own_macs() -> Result<()> {
+    serves_hand_overs("own")
+}
+
+fn serves_hand_overs(handover_mac: &'static str) -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    cluster.start_agents(&agent::Options { handover_mac, ..cluster.agent_options() })?;
+    services::await_all(&cluster)?;
+    let old = cluster.await_leader(VIP)?.name.clone();
+    cluster.add_pod(&old, "near", 40, &[Listener::new(Kind::Echo, PAIR, "shop/pair")])?;
+    let endpoints = [cluster.endpoint("near")?];
+    cluster.manifests.write_service(&Service::sharing("shop/pair", PAIR, "TCP", PAIR).with(endpoints))?;
+    let request = Request::new(Kind::Echo, VIP, PAIR);
+    cluster.await_service(request, "shop/pair")?;
+    cluster.await_ready(PAIR, 1)?;
+    let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, PAIR).into(), TIMEOUT))?;
+    session.echo("led here")?;
+
+    cluster.agent_mut(&old)?.process_mut().kill()?;
+    let mut maps = Maps::open(cluster.agent(&old)?.pins())?;
+    let config = maps.read_config()?;
+    maps.config.set(0, Config { abandon_after: 1, ..config }, 0)?;
+    // The client keeps the node's MAC until another one announces the address.
+    session.echo("led by nobody")?;
+    let new = wait::until("another leader", PATIENCE, || {
+        let leader = cluster.await_leader(VIP)?;
+        ensure!(leader.name != old, "{old} still answers");
+        Ok(leader)
+    })?;
+    wait::until("programs that notice it", PATIENCE, || {
+        cluster.ask(request, SHORT_TIMEOUT).ok();
+        ensure!(maps.read_fence()?.abandoned_until != 0, "they have not looked yet");
+        Ok(())
+    })?;
+    for _ in 0..6 {
+        let answer = cluster.ask(request, TIMEOUT)?;
+        assert_eq!(answer.service, "shop/pair", "led by {}", new.name);
+    }
+    session.echo("led elsewhere")?;
+
+    let old = cluster.lan.node(&old)?;
+    cluster.lan.client()?.namespace().links(|links| links.add_neighbor("eth0", VIP, old.mac))?;
+    session.echo("sent to the former leader")?;
+    assert!(cluster.ask(request, SILENCE).is_err(), "a new flow was balanced by a node without an agent");
     Ok(())
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// A router on the way to the client.
 const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-const FRAGMENTATION_NEEDED: [u8; 8] = [3, 4, 0, 0, 0, 0, 0x05, 0x14];
+pub(crate) const FRAGMENTATION_NEEDED: [u8; 8] = [3, 4, 0, 0, 0, 0, 0x05, 0x14];
 const PORT_UNREACHABLE: [u8; 8] = [3, 3, 0, 0, 0, 0, 0, 0];
 
 const HOST_UNREACHABLE: [u8; 8] = [3, 1, 0, 0, 0, 0, 0, 0];
@@ -34,12 +34,12 @@ fn header_length(packet: &[u8]) -> usize {
 }
 
 /// Returns an error about a packet: its IPv4 header and the eight bytes after it.
-fn about(header: [u8; 8], packet: &[u8]) -> Payload {
+pub(crate) fn about(header: [u8; 8], packet: &[u8]) -> Payload {
     sealed([&header, &packet[..header_length(packet) + 8]].concat())
 }
 
 /// Returns the first bytes of a reply as it left.
-fn reply(service: Service) -> Vec<u8> {
+pub(crate) fn reply(service: Service) -> Vec<u8> {
     Ipv4::tcp(service.vip, CLIENT, Tcp::new(service.port, CLIENT_PORT, ACK)).bytes()
 }
 
@@ -55,15 +55,15 @@ fn moved(mut packet: Vec<u8>, address: (usize, Ipv4Addr), port: (usize, u16)) ->
     packet
 }
 
-fn from(packet: Vec<u8>, endpoint: Endpoint) -> Vec<u8> {
+pub(crate) fn from(packet: Vec<u8>, endpoint: Endpoint) -> Vec<u8> {
     moved(packet, (12, endpoint.address), (0, endpoint.port))
 }
 
-fn to_vip(payload: Payload) -> Ipv4 {
+pub(crate) fn to_vip(payload: Payload) -> Ipv4 {
     Ipv4::new(ROUTER, VIP, payload)
 }
 
-fn to_backend(endpoint: Endpoint, payload: Payload) -> Ipv4 {
+pub(crate) fn to_backend(endpoint: Endpoint, payload: Payload) -> Ipv4 {
     Ipv4::new(ROUTER, endpoint.address, payload)
 }
 

@@ -173,7 +173,7 @@ impl Steps {
             return self.broken(StepKind::Announced, finding, COMPARE);
         }
         if held.fence.state == FenceState::Abandoned {
-            let finding = format!("{}: VIPs are left to the node's own stack", held.fence.text());
+            let finding = format!("{}: new flows are left to the node's own stack", held.fence.text());
             return self.broken(StepKind::Announced, format!("the fence {finding}"), START);
         }
         self.answers(vip, held, desired);

@@ -101,10 +101,8 @@ impl Walk<'_> {
     fn outcome(&mut self) -> LookupResult<Outcome> {
         let Some((vip, interface)) = self.vip()? else { return Ok(Ok(Outcome::Passed)) };
         self.vip_flags = vip.flags;
-        if freshness::is_abandoned(&self.maps.read_fence()?, &self.config, self.clock) {
-            self.note("fence", "the agent has been away for too long: VIPs are left to the node's own stack");
-            return Ok(Ok(Outcome::Passed));
-        }
+        let is_abandoned = freshness::is_abandoned(&self.maps.read_fence()?, &self.config, self.clock)
+            && !self.may_be_handed_over(interface)?;
         let key = FlowKey {
             client: self.request.client.ip().into(),
             vip: vip.id,
@@ -113,7 +111,16 @@ impl Walk<'_> {
             protocol: self.request.protocol.number().into(),
             ..FlowKey::default()
         };
-        let recorded = match self.recorded(&key, interface)? {
+        let recorded = self.recorded(&key, interface)?;
+        if is_abandoned && !matches!(&recorded, Ok(Some((target, _))) if target.is_local()) {
+            self.note(
+                "fence",
+                "the agent has been away for too long: what is not handed over, nor of a flow to a backend here, is left \
+                 to the node's own stack",
+            );
+            return Ok(Ok(Outcome::Passed));
+        }
+        let recorded = match recorded {
             Ok(recorded) => recorded,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -221,6 +228,14 @@ impl Walk<'_> {
             FrameSource::Peer => true,
             FrameSource::Mac(mac) => self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER != 0),
         })
+    }
+
+    /// Returns whether another node may have handed the frame over, so that it is served even after the
+    /// agent has been away for too long.
+    fn may_be_handed_over(&self, entered: Interface) -> Result<bool, MapsError> {
+        let FrameSource::Mac(mac) = self.request.source else { return self.is_handed_over() };
+        let is_node = || Ok(self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0));
+        Ok(mac.may_be_handover() || entered.flags & INTERFACE_OWN_MAC != 0 && is_node()?)
     }
 
     fn attached(&self, target: &IndexedBackend) -> Result<Option<Node>, MapsError> {
