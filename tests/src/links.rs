@@ -211,6 +211,15 @@ impl Links {
             .with_context(|| format!("cannot give {interface} the address {address}/{prefix_length}"))
     }
 
+    /// Removes an address from an interface. With the last one of a subnet its routes go.
+    pub fn remove_address(&self, interface: &str, address: impl Into<IpAddr>, prefix_length: u8) -> Result<()> {
+        let (address, handle) = (address.into(), self.handle.address());
+        let message = handle.add(self.index(interface)?, address, prefix_length).message_mut().clone();
+        self.runtime
+            .block_on(handle.del(message).execute())
+            .with_context(|| format!("cannot take the address {address}/{prefix_length} from {interface}"))
+    }
+
     /// Adds a route. Without a gateway, the destination is on the link.
     pub fn add_route<A: Into<IpAddr>>(
         &self,

@@ -7,6 +7,7 @@
 mod ethtool;
 mod fdb;
 mod kernel;
+mod lingering;
 mod monitor;
 mod neighbor_table;
 mod neighbors;
@@ -27,6 +28,7 @@ use std::{
 use nix::net::if_::if_indextoname;
 use vipmux_common::abi::{Mac, capacity};
 
+use self::lingering::{AddressOf, Lingering};
 pub use self::{
     ethtool::{Ethtool, EthtoolError},
     kernel::LinkError,
@@ -64,7 +66,8 @@ pub struct Interface {
     /// The number of times that its carrier came up. It shows that a carrier was away for a short
     /// time.
     pub carrier_ups: u32,
-    /// The node's addresses on it, with the prefix length of the subnet in bits.
+    /// The node's addresses on it, with the prefix length of the subnet in bits. A [`Monitor`] keeps those
+    /// that were removed for five seconds more.
     pub addresses: BTreeSet<(IpAddr, u8)>,
 }
 
@@ -283,6 +286,12 @@ pub struct Links {
     routed: BTreeSet<u32>,
     /// The other ends of the veths that [`Monitor::follow_veths`] names, by the veths' indices.
     other_ends: BTreeMap<u32, OtherEnd>,
+    /// Addresses of `interfaces` that were removed a short time ago.
+    removed: Lingering<AddressOf>,
+    /// Interfaces that lost their carrier a short time ago.
+    lost_carriers: Lingering<u32>,
+    /// Interfaces of `routed` whose routes were removed a short time ago.
+    lost_routes: Lingering<u32>,
 }
 
 impl Links {
@@ -334,7 +343,11 @@ impl Links {
     /// the kernel answers for its addresses on all interfaces.
     pub fn owners(&self) -> BTreeMap<IpAddr, &Interface> {
         let real = self.iter().filter(|interface| !interface.is_dummy());
-        real.flat_map(|interface| interface.addresses.iter().map(move |&(own, _)| (own, interface))).collect()
+        let owned = real.flat_map(|interface| interface.addresses.iter().map(move |address| (*address, interface)));
+        let is_removed = |(own, prefix): (IpAddr, u8), interface: &Interface| {
+            self.removed.contains(&(interface.ifindex, own, prefix))
+        };
+        owned.filter(|(own, interface)| !is_removed(*own, interface)).map(|((own, _), at)| (own, at)).collect()
     }
 
     /// Returns the interfaces by which replies leave through a gateway: Ethernet, without dummies

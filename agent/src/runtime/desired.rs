@@ -195,7 +195,7 @@ impl DesiredInputs<'_> {
             ifindex.is_none() && segments.ports().contains_key(&node.ifindex)
                 || segment.is_some_and(|segment| segment.ports.contains(&node.ifindex))
         };
-        let has_carrier = |node: &&abi::Node| self.links.get(node.ifindex).is_some_and(|interface| interface.carrier);
+        let has_carrier = |node: &&abi::Node| self.links.had_carrier(node.ifindex);
         let known = self.observed.node(name).filter(|node| node.mac != Mac::default());
         let known = known.filter(usable).filter(has_carrier);
         let first = segment.and_then(|segment| segment.ports.first().copied());

@@ -5,6 +5,7 @@
 
 mod allocation_source;
 mod explain_request;
+mod node_objects;
 mod probe_targets;
 mod stages;
 
@@ -27,8 +28,11 @@ use tokio::{
     time::{sleep, sleep_until},
 };
 
-use self::stages::{Memory, Stages};
 pub(super) use self::{allocation_source::AllocationSource, explain_request::ExplainRequest};
+use self::{
+    node_objects::NodeObjects,
+    stages::{Memory, Stages},
+};
 use super::{peer_health::HealthProbes, warnings::log_changes};
 use crate::metrics::ServiceCounts;
 use vipmux_cluster::assignments::FileVersion;
@@ -97,7 +101,7 @@ impl Pipeline {
     /// Runs until the objects' source is gone. Cancel-safe: dropping it loses at most the snapshot
     /// in work.
     pub(super) async fn run(mut self, mut objects: watch::Receiver<Arc<Objects>>) {
-        let mut stages = self.stages(Memory::default());
+        let (mut stages, mut nodes) = (self.stages(Memory::default()), NodeObjects::default());
         // The time of the objects' change after the last snapshot.
         let mut since = None;
         // The time to try a failed write again.
@@ -108,14 +112,15 @@ impl Pipeline {
             }
             // Taken before the file is read: later changes are read again, our own included.
             let seen = self.source.stamp();
-            (stages, since) = self.compute(stages, seen, &mut objects, since).await;
+            (stages, since) = self.compute(stages, &mut nodes, seen, &mut objects, since).await;
             retry = if stages.is_kept() { None } else { retry.or_else(|| Some(Instant::now() + RETRY)) };
             // Requests are answered however often the objects change.
             while let Ok(request) = self.requests.try_recv() {
                 request.answer(&stages, &self.probes.findings.borrow());
             }
             if since.is_none() {
-                let Ok(changed) = self.wait(&stages, seen, &mut objects, retry).await else { return };
+                let due = retry.into_iter().chain(nodes.next()).min();
+                let Ok(changed) = self.wait(&stages, seen, &mut objects, due).await else { return };
                 since = changed;
             }
         }
@@ -131,13 +136,14 @@ impl Pipeline {
     async fn compute(
         &mut self,
         mut stages: Stages,
+        nodes: &mut NodeObjects,
         seen: Option<FileVersion>,
         objects: &mut watch::Receiver<Arc<Objects>>,
         since: Option<Instant>,
     ) -> (Stages, Option<Instant>) {
         // Before the snapshot, which is then at least as new.
         let refresh = *self.refreshed.borrow_and_update();
-        let snapshot = Arc::clone(&objects.borrow_and_update());
+        let snapshot = nodes.complete(Arc::clone(&objects.borrow_and_update()), Instant::now());
         stages.set_health(Arc::clone(&self.probes.health.borrow_and_update()));
         let memory = Memory { objects: Arc::clone(&snapshot), ..stages.memory() };
         // Runs the stages, which take too long for the asynchronous runtime. Dropping the handle
@@ -171,14 +177,14 @@ impl Pipeline {
         (stages, next)
     }
 
-    /// Answers explain requests until there is a reason for the next run. Returns when the objects
-    /// changed, if that is the reason; an error if their source is gone.
+    /// Answers explain requests until there is a reason for the next run. `due`: a time that is one.
+    /// Returns when the objects changed, if that is the reason; an error if their source is gone.
     async fn wait(
         &mut self,
         stages: &Stages,
         seen: Option<FileVersion>,
         objects: &mut watch::Receiver<Arc<Objects>>,
-        retry: Option<Instant>,
+        due: Option<Instant>,
     ) -> Result<Option<Instant>, RecvError> {
         loop {
             select! {
@@ -187,7 +193,7 @@ impl Pipeline {
                 Ok(()) = self.probes.health.changed() => return Ok(None),
                 Some(request) = self.requests.recv() => request.answer(stages, &self.probes.findings.borrow()),
                 () = sleep(FILE_CHECK) => if self.source.stamp() != seen { return Ok(None) },
-                () = sleep_until(retry.unwrap_or_else(Instant::now).into()), if retry.is_some() => return Ok(None),
+                () = sleep_until(due.unwrap_or_else(Instant::now).into()), if due.is_some() => return Ok(None),
             }
         }
     }

@@ -48,6 +48,7 @@ mod sctp;
 mod segments;
 mod services;
 mod serving;
+mod short_states;
 mod starting;
 mod transfers;
 mod upgrading;

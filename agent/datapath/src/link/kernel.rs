@@ -229,7 +229,7 @@ fn vlan(attributes: &[LinkAttribute], info: &[LinkInfo]) -> InterfaceKind {
 }
 
 /// Returns the node's own address, and the prefix length of its subnet.
-fn address(message: &AddressMessage) -> Option<(IpAddr, u8)> {
+pub(super) fn address(message: &AddressMessage) -> Option<(IpAddr, u8)> {
     let (mut local, mut subnet) = (None, None);
     for attribute in &message.attributes {
         match attribute {

@@ -214,8 +214,9 @@ impl NetlinkSession {
         let fresh = Self::open().await?;
         let (neighbor_table, unreachability) =
             (mem::take(&mut self.neighbor_table), mem::take(&mut self.unreachability));
-        let probes = mem::take(&mut self.probes);
+        let (probes, before) = (mem::take(&mut self.probes), mem::take(&mut self.links));
         *self = Self { neighbor_table, unreachability, probes, ..fresh };
+        self.links.linger(&before, Instant::now());
         self.neighbor_table.clear_entries();
         Ok(())
     }
@@ -261,8 +262,8 @@ impl NetlinkSession {
             // Notifications of answers may still wait to be read.
             self.read_neighbors().await?;
         }
-        let table = &self.neighbor_table;
-        let can_ask = |address| table.ask_request(address).is_some();
+        let (table, links) = (&self.neighbor_table, &self.links);
+        let can_ask = |address| table.ask_request(address).is_some() && !links.cannot_ask(address);
         let (changed, asked) = self.unreachability.poll(frames, can_ask, Instant::now());
         let requests = asked.into_iter().filter_map(|address| self.neighbor_table.ask_request(address)).collect();
         self.execute(requests).await;
@@ -275,15 +276,17 @@ impl NetlinkSession {
         for ifindex in self.probes.interfaces().collect::<Vec<_>>() {
             frames.insert(ifindex, kernel::received(&self.requests, &BTreeSet::from([ifindex])).await);
         }
-        let table = &self.neighbor_table;
-        let asked = self.probes.poll(&frames, |address| table.ask_request(address).is_some(), Instant::now());
+        let (table, links) = (&self.neighbor_table, &self.links);
+        let can_ask = |address| table.ask_request(address).is_some() && !links.cannot_ask(address);
+        let asked = self.probes.poll(&frames, can_ask, Instant::now());
         let requests = asked.into_iter().filter_map(|address| table.ask_request(address)).collect();
         self.execute(requests).await;
     }
 
     async fn read_routes(&mut self) -> Result<(), LinkError> {
         let from = Instant::now();
-        self.links.routed = routes::read(&self.requests).await?;
+        let routed = routes::read(&self.requests).await?;
+        self.links.set_routed(routed, Instant::now());
         self.route_timer.read(from, Instant::now());
         Ok(())
     }
@@ -331,7 +334,9 @@ impl NetlinkSession {
                         changed.neighbors |= self.observe_neighbor(ifindex, address, None);
                     }
                 }
-                NetlinkPayload::InnerMessage(message) => changed.links |= self.links.apply(&message),
+                NetlinkPayload::InnerMessage(message) => {
+                    changed.links |= self.links.follow(&message, Instant::now());
+                }
                 _ => {}
             }
         }
@@ -397,7 +402,7 @@ impl MonitorTask {
                 refresh_at = Some(Instant::now() + RETRY);
             }
             let (routes_at, detect_at) = (session.route_timer.due(), session.unreachability.next());
-            let probe_at = session.probes.next(Instant::now());
+            let (probe_at, expire_at) = (session.probes.next(Instant::now()), session.links.next_expiry());
             tokio::select! {
                 messages = session.notifications.next() => {
                     let messages = messages.ok_or(LinkError::Closed)?;
@@ -427,6 +432,11 @@ impl MonitorTask {
                 () = sleep_until(probe_at.unwrap_or_else(Instant::now)), if probe_at.is_some() => {
                     session.probe_segments().await;
                     replace(&self.reaches, &session.probes.reaches());
+                }
+                () = sleep_until(expire_at.unwrap_or_else(Instant::now)), if expire_at.is_some() => {
+                    if session.links.expire(Instant::now()) {
+                        self.set_targets(session).await?;
+                    }
                 }
                 () = sleep_until(refresh_at.unwrap_or_else(Instant::now)), if refresh_at.is_some() => {
                     refresh_at = None;
