@@ -27,6 +27,15 @@ pub enum AgentError {
     /// The process lacks rights.
     #[error(transparent)]
     Privileges(#[from] PrivilegeError),
+    /// This process has another `CLOCK_BOOTTIME` than the kernel.
+    #[error(
+        "this process is in a time namespace, in which CLOCK_BOOTTIME is {0:+} s ahead of the kernel's: the programs would \
+         answer for VIPs at the wrong time; start the agent outside of it"
+    )]
+    TimeNamespace(f64),
+    /// `/proc` cannot be read.
+    #[error("cannot read the offsets of this process's time namespace")]
+    TimeOffsets(#[source] io::Error),
     /// The state directory cannot be used.
     #[error("cannot use the state directory {}", path.display())]
     State {

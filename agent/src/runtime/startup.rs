@@ -51,6 +51,7 @@ use crate::{
     signals::StopSignals,
 };
 use vipmux_cluster::{
+    clock,
     events::EventRecorder,
     store::{self, ConfiguredStore, StoreReport},
 };
@@ -140,6 +141,7 @@ pub struct RuntimeOptions {
 pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let mut stop = StopSignals::listen().map_err(AgentError::Signal)?;
     capabilities::check()?;
+    check_clock()?;
     let _lock = lock(&options)?;
     // Probes that come before the agent has started wait for its answer.
     let listener = options.http.open()?;
@@ -203,6 +205,14 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     tracing::info!("stopping, programs and maps stay in place (`vipmux unload` removes them)");
     monitor.stop().await;
     Ok(())
+}
+
+/// Checks that this process and the programs read the same clock for the fence deadline.
+fn check_clock() -> Result<(), AgentError> {
+    match clock::boottime_offset().map_err(AgentError::TimeOffsets)? {
+        0.0 => Ok(()),
+        offset => Err(AgentError::TimeNamespace(offset)),
+    }
 }
 
 /// Starts the tasks that need the objects, when those are listed.

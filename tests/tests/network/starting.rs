@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use vipmux_tests::{
     agent::{self, Agent},
@@ -257,5 +257,31 @@ fn an_address_that_an_interface_has_is_refused_and_the_others_are_served() -> Re
     assert!(!line.contains("panicked"), "{line}");
     let vips = agent.inspect_json(cluster.lan.node(&node)?, &["vips"])?.to_string();
     assert!(vips.contains(&VIP.to_string()) && !vips.contains(&OTHER_VIP.to_string()), "{vips}");
+    Ok(())
+}
+
+/// The programs know only the kernel's clock. A deadline of another one would hold for hours, or never.
+#[test]
+fn an_agent_in_a_time_namespace_does_not_start_and_check_says_why() -> Result<()> {
+    const OFFSET: &str = "100000";
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let (manifests, state, pins) = (Manifests::for_lan(&lan)?, Folder::temporary("state")?, Folder::of_pins("time"));
+    let namespace = lan.nodes[0].namespace();
+    let run = |what: &str| -> Result<(Option<i32>, String)> {
+        let mut command = namespace.command("unshare")?;
+        command.args(["--time", "--boottime", OFFSET, "--fork"]).arg(agent::binary()?);
+        command.args([what, "--node-name", "node-1", "--interface", "eth0", "--manifests"]).arg(manifests.path());
+        command.arg("--state-dir").arg(state.path()).arg("--pin-path").arg(pins.path());
+        let output = process::output(command)?;
+        Ok((output.status.code(), String::from_utf8([output.stdout, output.stderr].concat())?))
+    };
+    let (status, reported) = run("agent")?;
+    ensure!(status == Some(1) && reported.contains("time namespace"), "{status:?}: {reported}");
+    let (status, reported) = run("check")?;
+    let found = reported.lines().find(|line| line.contains(" clock ")).unwrap_or_default();
+    ensure!(
+        status == Some(2) && found.starts_with("fail") && found.contains("time namespace"),
+        "{status:?}: {reported}"
+    );
     Ok(())
 }

@@ -16,6 +16,7 @@ use crate::{
         kernel::{Bpffs, KernelObservation, Memlock, PinPathObservation},
     },
 };
+use vipmux_cluster::clock;
 use vipmux_datapath::{
     bpf::{attach::Direction, dry_run::ProgramDryRun, tcx},
     error_chain,
@@ -58,6 +59,7 @@ pub(super) fn observe(options: &CheckOptions) -> KernelObservation {
         nftables: nftables(),
         jit: number("/proc/sys/net/core/bpf_jit_enable"),
         memlock: memlock(has(SYS_RESOURCE)),
+        clock_offset: clock::boottime_offset().map_err(Unseen::without_rights),
         pins: PinPathObservation {
             path: options.pin_path.display().to_string(),
             bpffs: bpffs(&options.pin_path, has(SYS_ADMIN)),

@@ -49,6 +49,8 @@ pub struct KernelObservation {
     pub jit: Option<u32>,
     /// The limit on locked memory.
     pub memlock: Memlock,
+    /// The seconds that this process's `CLOCK_BOOTTIME` is ahead of the kernel's.
+    pub clock_offset: Seen<f64>,
     /// The path for pinned maps, programs and links.
     pub pins: PinPathObservation,
 }
@@ -107,6 +109,7 @@ pub(super) fn assess(kernel: &KernelObservation) -> Vec<Finding> {
     let mut found = vec![
         version(kernel),
         capabilities(kernel),
+        clock(&kernel.clock_offset),
         programs(kernel),
         replies(kernel),
         nftables(kernel),
@@ -155,6 +158,22 @@ fn capabilities(kernel: &KernelObservation) -> Finding {
             CHECK,
             format!("missing: {}", lacking.join(", ")),
             "run it as root, or give the container these under securityContext.capabilities.add",
+        ),
+        Err(unseen) => Finding::unseen(CHECK, unseen),
+    }
+}
+
+/// Checks that an agent beside this process has the programs' clock.
+fn clock(offset: &Seen<f64>) -> Finding {
+    const CHECK: &str = "clock";
+    match offset {
+        Ok(0.0) => Finding::pass(CHECK, "this process and the programs read the same time since boot"),
+        Ok(offset) => Finding::fail(
+            CHECK,
+            format!(
+                "this process is in a time namespace, {offset:+} s ahead of the programs: an agent does not start here"
+            ),
+            "start the agent outside of it (`unshare --time`, or the container runtime's time offsets)",
         ),
         Err(unseen) => Finding::unseen(CHECK, unseen),
     }

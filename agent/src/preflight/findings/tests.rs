@@ -78,6 +78,7 @@ fn good() -> Observations {
             nftables: Ok(()),
             jit: Some(1),
             memlock: Memlock::Limited(65_536),
+            clock_offset: Ok(0.0),
             pins: PinPathObservation { path: "/sys/fs/bpf/vipmux".to_owned(), bpffs: Bpffs::Writable },
         },
         interfaces: Ok(vec![Ok(segment)]),
@@ -199,6 +200,8 @@ fn each_state_of_the_kernel_and_of_the_rights_has_its_finding() {
             o.kernel.lacking = Ok(vec!["CAP_BPF (maps)".to_owned()]);
         }),
         ("capabilities", Warn, "not permitted", "ask root", |o| o.kernel.lacking = Err(unseen())),
+        ("clock", Fail, "time namespace, +100000 s ahead", "outside", |o| o.kernel.clock_offset = Ok(100_000.0)),
+        ("clock", Warn, "not permitted", "ask root", |o| o.kernel.clock_offset = Err(unseen())),
         ("bpf-programs", Fail, "refuses the programs: invalid", "CONFIG_BPF", |o| {
             o.kernel.programs = Err("invalid".to_owned());
         }),
