@@ -13,6 +13,7 @@
 //! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of
 //! it.
 
+mod tunnel;
 mod uplink;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,9 +21,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use anyhow::{Context as _, Result};
 use pnet::util::MacAddr;
 
-pub use self::uplink::Uplink;
 pub(crate) use self::uplink::plug_in;
 use self::uplink::{PassingProgram, plug_in_card};
+pub use self::{tunnel::Tunnel, uplink::Uplink};
 use crate::{
     cleanup,
     ip_families::IpFamilies,

@@ -94,6 +94,12 @@ impl Manifests {
         self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
     }
 
+    /// Writes a LAN's Nodes with these InternalIPs, in the order of the nodes.
+    pub fn write_nodes_at(&self, lan: &Lan, addresses: &[Vec<IpAddr>]) -> Result<()> {
+        let nodes = lan.nodes.iter().zip(addresses).map(|(node, addresses)| node_document(node, addresses, false));
+        self.write("nodes.yaml", &nodes.collect::<Vec<_>>())
+    }
+
     /// Writes a LAN's Nodes with only their IPv6 addresses.
     pub fn write_nodes_v6(&self, lan: &Lan) -> Result<()> {
         let document = |node: &Node| node_document(node, &[node.address_v6.into()], false);

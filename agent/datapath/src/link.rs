@@ -138,7 +138,7 @@ pub enum InterfaceError {
         name: String,
     },
     /// It has no MAC, as a tunnel for instance.
-    #[error("interface {name:?} has no MAC address: it is no Ethernet interface")]
+    #[error("interface {name:?} has no MAC address: it is no Ethernet interface; name the one on the VIPs' network")]
     NoMac {
         /// Its name.
         name: String,
@@ -243,6 +243,11 @@ impl Interface {
     pub fn may_lead_to_a_pod(&self) -> bool {
         let is_paired = matches!(&self.kind, InterfaceKind::Virtual(kind) if kind == "veth" || kind == "netkit");
         is_paired && self.subnet_addresses().next().is_none()
+    }
+
+    /// Returns whether the node has this address on it.
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|(own, _)| *own == address)
     }
 
     /// Returns the node's addresses on it that are in a subnet and not link-local.

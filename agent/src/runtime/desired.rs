@@ -55,7 +55,7 @@ impl DesiredInputs<'_> {
         }
         let of_node = |(name, macs): (&NodeName, &BTreeMap<u8, Mac>)| {
             let name = name.clone();
-            macs.range(1..).map(move |(_, mac)| (*mac, name.clone())).collect::<Vec<_>>()
+            macs.values().map(move |mac| (*mac, name.clone())).collect::<Vec<_>>()
         };
         let speakers = self.peer_macs.iter().flat_map(of_node).collect();
         let (local, handover_macs) = (self.node.clone(), Arc::clone(self.handover_macs));
@@ -119,18 +119,28 @@ impl DesiredInputs<'_> {
         place
     }
 
-    /// Returns the path to a node by its InternalIP, or why there is none.
+    /// Returns the path to a node: by its InternalIP, or on any segment where it answers. Else returns
+    /// why there is none.
     fn path(&self, name: &NodeName, address: Option<IpAddr>) -> Result<DesiredPath, String> {
-        let mtu = |ifindex| self.links.get(ifindex).map_or(0, |interface| interface.mtu);
         if name == self.node {
             let first = self.interfaces.segments.iter().next();
             let port = first.and_then(|segment| segment.ports.first().copied()).unwrap_or_default();
-            let mtu = first.map_or(0, |segment| mtu(segment.ifindex));
+            let mtu = first.map_or(0, |segment| self.mtu(segment.ifindex));
             let (mac, vlan) = (first.map(|segment| segment.mac), first.map(|segment| segment.vlan));
             return Ok(DesiredPath { mac, ifindex: port, vlan, mtu, reach: Reach::Attached });
         }
         let address = address.ok_or("it has no InternalIP")?;
-        match self.neighbors.get(&address) {
+        let by_internal_ip = self.path_by(name, address);
+        let attached = by_internal_ip.filter(|path| path.reach == Reach::Attached);
+        let elsewhere = || self.interfaces.segments.iter().find_map(|segment| self.resolved_on(segment, name));
+        let path = attached.or_else(elsewhere).or(by_internal_ip).or_else(|| self.last_known_by_address(name));
+        path.ok_or_else(|| format!("its address {address} is {}, nor is another one of its agent", Neighbor::OffLink))
+    }
+
+    /// Returns the path by a node's InternalIP. `None`: it is in no subnet of the segments, but on a
+    /// tunnel or a management network.
+    fn path_by(&self, name: &NodeName, address: IpAddr) -> Option<DesiredPath> {
+        Some(match self.neighbors.get(&address) {
             Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
                 // A peer's own message is sealed. Any host on the LAN can write the neighbor table.
                 let published = self.peer_macs.get(name).and_then(|macs| macs.get(&0)).copied();
@@ -138,52 +148,81 @@ impl DesiredInputs<'_> {
                 let mac = published.or(neighbor.mac());
                 let reach = if mac.is_some() && port.is_some() { Reach::Attached } else { Reach::Detached };
                 let vlan = self.interfaces.segments.get(*ifindex).map(|segment| segment.vlan);
-                Ok(DesiredPath { mac, ifindex: port.unwrap_or_default(), vlan, mtu: mtu(*ifindex), reach })
+                DesiredPath { mac, ifindex: port.unwrap_or_default(), vlan, mtu: self.mtu(*ifindex), reach }
             }
             Some(Neighbor::Silent { ifindex }) => {
-                Ok(DesiredPath { reach: Reach::Silent, ..self.last_known(name, Some(*ifindex)) })
+                DesiredPath { reach: Reach::Silent, ..self.last_known(name, Some(*ifindex)) }
             }
             // The kernel was just asked to resolve it: nothing is wrong yet.
-            None => Ok(self.last_known(name, None)),
-            Some(Neighbor::Pending { ifindex }) => Ok(self.last_known(name, Some(*ifindex))),
-            Some(other) => Err(format!("its address {address} is {other}")),
-        }
+            None => self.last_known(name, None),
+            Some(Neighbor::Pending { ifindex }) => self.last_known(name, Some(*ifindex)),
+            Some(Neighbor::Local { .. } | Neighbor::OffLink) => return None,
+        })
     }
 
-    /// Returns the path to a node on a segment; if the node is not there, the one by its InternalIP
-    /// (`other`).
+    /// Returns the path to a node none of whose addresses answers on a segment now. `None`: its agent
+    /// has published none that is on one; or it was not heard, and the maps have no path.
+    fn last_known_by_address(&self, name: &NodeName) -> Option<DesiredPath> {
+        let known = self.last_known(name, None);
+        let Some(published) = self.peer_addresses.get(name) else { return known.mac.map(|_| known) };
+        let neighbors = published.iter().map(|address| self.neighbors.get(address));
+        let here: Vec<_> = neighbors.filter(|neighbor| *neighbor != Some(&Neighbor::OffLink)).collect();
+        if here.is_empty() {
+            return None;
+        }
+        let is_silent = |neighbor: &Option<&Neighbor>| matches!(neighbor, Some(Neighbor::Silent { .. }));
+        let reach = match known.reach {
+            _ if here.iter().all(is_silent) => Reach::Silent,
+            reach if here.iter().copied().any(is_pending) => reach,
+            _ => Reach::Detached,
+        };
+        Some(DesiredPath { reach, ..known })
+    }
+
+    /// Returns the path to a node for the VIPs of a segment; if the node does not answer there, the one
+    /// for all others (`other`).
+    fn path_on(&self, segment: &Segment, number: u8, name: &NodeName, other: DesiredPath) -> DesiredPath {
+        let leads_here = |ifindex, vlan| segment.ports.contains(&ifindex) && vlan == Some(segment.vlan);
+        if leads_here(other.ifindex, other.vlan) {
+            return other;
+        }
+        if let Some(path) = self.resolved_on(segment, name) {
+            return path;
+        }
+        // Neither the peer nor the kernel has said anything yet.
+        let published = self.peer_addresses.get(name);
+        let may_return = published.is_none() || self.on(segment, name).any(|neighbor| is_pending(neighbor.as_ref()));
+        let known = self.observed.path(name, number).filter(|node| may_return && node.flags & NODE_ATTACHED != 0);
+        let known = known.filter(|node| segment.carrier && leads_here(node.ifindex, vlan(node)));
+        known.map_or(other, |node| self.attached(segment, node.mac, node.ifindex))
+    }
+
+    /// Returns the path to an address of a node on a segment that answers there.
     ///
     /// Any host on the segment can answer for the node's address. So the MAC must be one that the
     /// node has published.
-    fn path_on(&self, segment: &Segment, number: u8, name: &NodeName, other: DesiredPath) -> DesiredPath {
-        let leads_here = |ifindex, vlan| segment.ports.contains(&ifindex) && vlan == Some(segment.vlan);
-        if other.reach == Reach::Silent || leads_here(other.ifindex, other.vlan) {
-            return other;
-        }
-        let mtu = self.links.get(segment.ifindex).map_or(0, |interface| interface.mtu);
-        let to = |mac, ifindex| DesiredPath {
-            mac: Some(mac),
-            ifindex,
-            vlan: Some(segment.vlan),
-            mtu,
-            reach: Reach::Attached,
-        };
-        let published = self.peer_addresses.get(name);
-        let neighbors = published.into_iter().flatten().map(|address| self.neighbors.get(address).copied());
-        let here: Vec<_> = neighbors.filter(|neighbor| is_on(*neighbor, segment)).collect();
+    fn resolved_on(&self, segment: &Segment, name: &NodeName) -> Option<DesiredPath> {
         let is_its_own = |mac: &Mac| self.peer_macs.get(name).is_some_and(|macs| macs.values().any(|own| own == mac));
-        let resolved = here.iter().copied().flatten().find_map(|neighbor| {
+        let (mac, port) = self.on(segment, name).flatten().find_map(|neighbor| {
             Some((neighbor.mac().filter(is_its_own)?, self.interfaces.segments.port_to(neighbor)?))
-        });
-        if let Some((mac, ifindex)) = resolved {
-            return to(mac, ifindex);
-        }
-        // Neither the peer nor the kernel has said anything yet.
-        let is_pending = |neighbor: &Option<Neighbor>| matches!(neighbor, None | Some(Neighbor::Pending { .. }));
-        let may_return = published.is_none() || here.iter().any(is_pending);
-        let known = self.observed.path(name, number).filter(|node| may_return && node.flags & NODE_ATTACHED != 0);
-        let known = known.filter(|node| segment.carrier && leads_here(node.ifindex, vlan(node)));
-        known.map_or(other, |node| to(node.mac, node.ifindex))
+        })?;
+        Some(self.attached(segment, mac, port))
+    }
+
+    /// Returns the addresses that a node has published and that are on a segment, or not looked up yet.
+    fn on(&self, segment: &Segment, name: &NodeName) -> impl Iterator<Item = Option<Neighbor>> {
+        let published = self.peer_addresses.get(name).into_iter().flatten();
+        let neighbors = published.map(|address| self.neighbors.get(address).copied());
+        neighbors.filter(|neighbor| is_on(*neighbor, segment))
+    }
+
+    fn attached(&self, segment: &Segment, mac: Mac, port: u32) -> DesiredPath {
+        let (vlan, mtu) = (Some(segment.vlan), self.mtu(segment.ifindex));
+        DesiredPath { mac: Some(mac), ifindex: port, vlan, mtu, reach: Reach::Attached }
+    }
+
+    fn mtu(&self, ifindex: u32) -> u32 {
+        self.links.get(ifindex).map_or(0, |interface| interface.mtu)
     }
 
     /// Returns a node that is being resolved, as the maps have it. An earlier agent may have filled
@@ -200,7 +239,7 @@ impl DesiredInputs<'_> {
         let known = known.filter(usable).filter(has_carrier);
         let first = segment.and_then(|segment| segment.ports.first().copied());
         let port = known.map(|node| node.ifindex).or(first).unwrap_or_default();
-        let mtu = self.links.get(ifindex.unwrap_or(port)).map_or(0, |interface| interface.mtu);
+        let mtu = self.mtu(ifindex.unwrap_or(port));
         let reach = match known.map_or(0, |node| node.flags) {
             flags if flags & NODE_ATTACHED != 0 => Reach::Attached,
             flags if flags & NODE_SILENT != 0 => Reach::Silent,
@@ -214,6 +253,11 @@ impl DesiredInputs<'_> {
 /// Returns the VLAN of a path in the maps.
 fn vlan(node: &abi::Node) -> Option<u16> {
     node.vlan().and_then(|vlan| u16::try_from(vlan).ok())
+}
+
+/// Returns whether the kernel has not said anything about an address yet.
+fn is_pending(neighbor: Option<&Neighbor>) -> bool {
+    matches!(neighbor, None | Some(Neighbor::Pending { .. }))
 }
 
 /// Returns whether an address is on the segment, or not looked up yet.

@@ -118,8 +118,9 @@ impl ElectionDriver {
         self.publish_macs(mac, interfaces.macs())?;
         self.publish_addresses(interfaces.addresses(links))?;
         // An agent on another machine that has this Node's name by mistake holds its Leases as
-        // well.
-        let elsewhere = !own.is_empty() && own.iter().all(|address| !owners.contains_key(address));
+        // well. The addresses may be on a dummy, where routes lead to them.
+        let is_here = |address: &IpAddr| links.iter().any(|interface| interface.has(*address));
+        let elsewhere = !own.is_empty() && !own.iter().any(is_here);
         let unable = desired.vips.iter().filter(|(_, vip)| {
             elsewhere || !interfaces.carries(vip.interfaces, vip.vlan.map_or(0, NonZeroU16::get).into())
         });
@@ -234,15 +235,19 @@ impl ElectionDriver {
         (&self.peer_macs, &self.peer_addresses)
     }
 
-    /// Returns which of the nodes may be dead, since their agents do not answer.
+    /// Returns which of the nodes may be dead, since their agents do not answer, by their InternalIPs and
+    /// their addresses on segments. Gossip may run on another network than the one that leads to a node.
     pub(super) fn doubts(&self, nodes: &Addresses, observed: &Observed) -> Doubts {
         let was_silent = |node: &NodeName| observed.node(node).is_some_and(|node| node.flags & NODE_SILENT != 0);
         self.elector.peers(|peers| {
             let of_node = |(name, addresses): (&NodeName, &Vec<IpAddr>)| {
                 let status = peers.members.get(name).map(|peer| peer.status);
-                Some((*addresses.first()?, doubt(status, was_silent(name))?))
+                let doubt = doubt(status, was_silent(name))?;
+                let published = self.peer_addresses.get(name).into_iter().flatten();
+                let all: Vec<_> = addresses.first().into_iter().chain(published).map(|it| (*it, doubt)).collect();
+                Some(all)
             };
-            nodes.iter().filter_map(of_node).collect()
+            nodes.iter().filter_map(of_node).flatten().collect()
         })
     }
 

@@ -60,6 +60,8 @@ pub(super) struct AttachedInterfaces {
     silent: BTreeMap<u32, Delivery>,
     /// The segments on which this node has no path to others.
     cut: BTreeSet<u32>,
+    /// The Node's InternalIP is on none of the segments, but on a tunnel or a management network.
+    has_internal_ip_elsewhere: bool,
     /// An interface refused a program at the last attempt.
     refused: bool,
     /// An interface or its MAC is new, so led VIPs must be announced there.
@@ -77,6 +79,7 @@ impl AttachedInterfaces {
             ethtool,
             silent: BTreeMap::new(),
             cut: BTreeSet::new(),
+            has_internal_ip_elsewhere: false,
             refused: false,
             changed: false,
         }
@@ -191,11 +194,11 @@ impl AttachedInterfaces {
         self.silent.iter().filter(|(_, delivery)| **delivery == Delivery::Lost).map(|(port, _)| *port)
     }
 
-    /// Returns the segments that have paths of their own to other nodes, by number: all if there are
-    /// several, and none otherwise. The numbers begin at 1.
+    /// Returns the segments that have paths of their own to other nodes, by number: none if there is one
+    /// segment with the Node's InternalIP, and else all. The numbers begin at 1.
     pub(super) fn numbered(&self) -> impl Iterator<Item = (u8, &Segment)> {
         const MOST: usize = capacity::SEGMENTS as usize - 1;
-        let is_one = self.segments.iter().nth(1).is_none();
+        let is_one = self.segments.iter().nth(1).is_none() && !self.has_internal_ip_elsewhere;
         (1..).zip(self.segments.iter()).take(if is_one { 0 } else { MOST })
     }
 
@@ -256,6 +259,7 @@ impl AttachedInterfaces {
             }
         }
         let changes = self.replace_segments(segments);
+        self.has_internal_ip_elsewhere = own.and_then(<[_]>::first).is_some_and(|own| !self.has_address(links, *own));
         self.update_silent(links);
         self.loss(links).into_iter().for_each(|loss| warnings.add(loss));
         if self.attached.is_empty() {
@@ -263,6 +267,12 @@ impl AttachedInterfaces {
             warnings.add(format!("there is no interface to announce on yet: Node {node} shows no InternalIP"));
         }
         Ok(changes)
+    }
+
+    /// Returns whether this is an address of the node on a segment.
+    fn has_address(&self, links: &Links, address: IpAddr) -> bool {
+        let mut interfaces = self.segments.iter().filter_map(|segment| links.get(segment.ifindex));
+        interfaces.any(|interface| interface.has(address))
     }
 
     /// Returns the segments to announce on. A named interface must be there at the start, and may

@@ -29,6 +29,7 @@ mod image;
 mod ipv6;
 mod ipv6_nodes;
 mod leading;
+mod management;
 mod manifests;
 mod members;
 mod node_traffic;

@@ -43,7 +43,7 @@ enum NeighborTarget {
 
 impl NeighborTarget {
     fn locate(address: IpAddr, links: &Links, interfaces: &BTreeSet<u32>) -> Self {
-        let own = links.iter().find(|link| link.addresses.iter().any(|&(own, _)| own == address));
+        let own = links.iter().find(|link| link.has(address));
         match (own, links.on_link(address, interfaces)) {
             (Some(link), _) => Self::Local { ifindex: link.ifindex },
             (None, Some(ifindex)) => Self::OnLink { ifindex, entry: None, asked: false, silent: false },

@@ -80,7 +80,7 @@ fn an_interface_that_cannot_be_used_is_refused_with_the_reason() {
     assert_eq!(links.named("eth0").unwrap().ifindex, 2);
     for (name, message) in [
         ("lo", "interface \"lo\" is the loopback: no VIP can be announced there"),
-        ("wg0", "interface \"wg0\" has no MAC address: it is no Ethernet interface"),
+        ("wg0", "interface \"wg0\" has no MAC address: it is no Ethernet interface; name the one on the VIPs' network"),
         ("eth9", "interface \"eth9\" has the index 70000: only indices below 65536 can be used"),
         ("eth5", "interface \"eth5\" does not exist; present: lo, eth0, eth1, kube-ipvs0, nodelocaldns, wg0, eth9"),
     ] {

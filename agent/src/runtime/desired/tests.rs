@@ -99,63 +99,88 @@ fn a_node_that_does_not_answer_stays_known_and_gets_no_frames() {
 }
 
 #[test]
-fn peers_speak_by_the_macs_of_their_other_segments() {
+fn peers_speak_by_the_macs_of_all_their_segments() {
     let [first, second] = [1, 2].map(|last| Mac::new([2, 0, 0, 0, 0, last]));
     let peer_macs = PeerMacs::from([(node_name("n2"), BTreeMap::from([(0, first), (1, second)]))]);
     let (desired, _) = desired(&state(&[], &[]), &ResolvedNeighbors::default(), &peer_macs, &BTreeMap::new());
-    assert_eq!(desired.speakers, BTreeMap::from([(second, node_name("n2"))]));
+    assert_eq!(desired.speakers, BTreeMap::from([first, second].map(|mac| (mac, node_name("n2")))));
 }
 
-/// The path to `far` on the second of two segments, with these neighbors and addresses of `far`.
-fn path_on_second(links: &Links, beside: Neighbor, published: Option<BTreeSet<IpAddr>>) -> (DesiredPath, DesiredPath) {
-    let mut interfaces = interfaces();
-    for name in ["eth0", "eth1"] {
-        interfaces.segments.add(links, links.segment(links.named(name).unwrap()).unwrap()).unwrap();
+/// Two segments: `far` has its InternalIP on the first one.
+struct TwoSegments {
+    links: Links,
+    interfaces: AttachedInterfaces,
+}
+
+impl TwoSegments {
+    fn new(links: Links) -> Self {
+        let mut interfaces = interfaces();
+        for name in ["eth0", "eth1"] {
+            interfaces.segments.add(&links, links.segment(links.named(name).unwrap()).unwrap()).unwrap();
+        }
+        Self { links, interfaces }
     }
-    let state = state(&[], &[("far", &[FAR.0])]);
-    let first = links.named("eth0").unwrap().ifindex;
-    let neighbors = ResolvedNeighbors::from([
-        (FAR.0, Neighbor::Resolved { ifindex: first, mac: MACS[0], port: None }),
-        (FAR.1, beside),
-    ]);
-    let inputs = DesiredInputs {
-        node: &node_name("here"),
-        unreachable: Unreachable::Refuse,
-        state: &state,
-        links,
-        neighbors: &neighbors,
-        interfaces: &interfaces,
-        peer_macs: &PeerMacs::from([(node_name("far"), BTreeMap::from([(0, MACS[0]), (1, MACS[1])]))]),
-        peer_addresses: &published.into_iter().map(|all| (node_name("far"), all)).collect(),
-        handover_macs: &Arc::default(),
-        observed: &Observed::empty(Capacities::default(), new_config()),
-        led: &BTreeMap::new(),
-    };
-    let desired = inputs.desired(&mut Warnings::new(true));
-    let node = &desired.nodes[&node_name("far")];
-    assert_eq!(node.by_segment.keys().copied().collect::<Vec<_>>(), [1, 2]);
-    assert_eq!(node.by_segment[&1], node.path, "its InternalIP is on the first one");
-    (node.path, node.by_segment[&2])
+
+    fn index(&self, name: &str) -> u32 {
+        self.links.named(name).unwrap().ifindex
+    }
+
+    /// Returns the path to `far` by default, and that on the second segment, with these neighbors for its
+    /// addresses, and those that it has published.
+    fn paths(
+        &self,
+        internal: Neighbor,
+        beside: Neighbor,
+        published: Option<BTreeSet<IpAddr>>,
+    ) -> Result<(DesiredPath, DesiredPath), Vec<String>> {
+        let state = state(&[], &[("far", &[FAR.0])]);
+        let inputs = DesiredInputs {
+            node: &node_name("here"),
+            unreachable: Unreachable::Refuse,
+            state: &state,
+            links: &self.links,
+            neighbors: &ResolvedNeighbors::from([(FAR.0, internal), (FAR.1, beside)]),
+            interfaces: &self.interfaces,
+            peer_macs: &PeerMacs::from([(node_name("far"), BTreeMap::from([(0, MACS[0]), (1, MACS[1])]))]),
+            peer_addresses: &published.into_iter().map(|all| (node_name("far"), all)).collect(),
+            handover_macs: &Arc::default(),
+            observed: &Observed::empty(Capacities::default(), new_config()),
+            led: &BTreeMap::new(),
+        };
+        let mut warnings = Warnings::new(true);
+        let mut desired = inputs.desired(&mut warnings);
+        let Some(node) = desired.nodes.remove(&node_name("far")) else {
+            return Err(warnings.into_texts().into_iter().collect());
+        };
+        assert_eq!(node.by_segment.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(node.by_segment[&1], node.path, "its InternalIP is on the first one, or on none");
+        Ok((node.path, node.by_segment[&2]))
+    }
 }
 
 /// The addresses of `far` on both segments.
 const FAR: (IpAddr, IpAddr) = (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)), IpAddr::V4(Ipv4Addr::new(203, 0, 113, 2)));
 const MACS: [Mac; 2] = [Mac::new([2, 0, 0, 0, 0, 2]), Mac::new([2, 0, 0, 0, 1, 2])];
 
-#[test]
-fn a_node_is_reached_on_a_segment_by_a_mac_that_it_published_and_otherwise_by_its_internal_ip() {
+/// Runs `check` where the node has two segments.
+fn on_two_segments(check: impl FnOnce(&TwoSegments) + Send) {
     let Some([here, lan]) = Namespace::new() else { return };
     for (name, peer, address) in [("eth0", "lan0", "192.0.2.1"), ("eth1", "lan1", "203.0.113.1")] {
         here.veth(name, &lan, peer);
         here.address(name, address, 24);
     }
-    here.run(async |_| {
-        let links = Links::read().await.unwrap();
-        let second = links.named("eth1").unwrap().ifindex;
+    here.run(async |_| check(&TwoSegments::new(Links::read().await.unwrap())));
+}
+
+#[test]
+fn a_node_is_reached_on_a_segment_by_a_mac_that_it_published_and_otherwise_by_its_internal_ip() {
+    on_two_segments(|segments| {
+        let (first, second) = (segments.index("eth0"), segments.index("eth1"));
+        let internal = Neighbor::Resolved { ifindex: first, mac: MACS[0], port: None };
         let published = || Some(BTreeSet::from([FAR.1]));
         let resolved = |mac| Neighbor::Resolved { ifindex: second, mac, port: None };
-        let (first, path) = path_on_second(&links, resolved(MACS[1]), published());
-        assert_eq!(path, DesiredPath { mac: Some(MACS[1]), ifindex: second, ..first });
+        let (default, path) = segments.paths(internal, resolved(MACS[1]), published()).unwrap();
+        assert_eq!(path, DesiredPath { mac: Some(MACS[1]), ifindex: second, ..default });
         assert_eq!((path.vlan, path.reach), (Some(0), Reach::Attached));
         let forged = Mac::new([2, 0, 0, 0, 9, 9]);
         for (beside, published, why) in [
@@ -166,8 +191,37 @@ fn a_node_is_reached_on_a_segment_by_a_mac_that_it_published_and_otherwise_by_it
             (Neighbor::Pending { ifindex: second }, published(), "it was not reached there before"),
             (resolved(MACS[1]), None, "nor was it, and it was not heard"),
         ] {
-            let (first, path) = path_on_second(&links, beside, published);
-            assert_eq!(path, first, "{why}");
+            let (default, path) = segments.paths(internal, beside, published).unwrap();
+            assert_eq!(path, default, "{why}");
+        }
+    });
+}
+
+#[test]
+fn the_network_of_the_internal_ips_does_not_decide_whether_a_node_is_reached() {
+    on_two_segments(|segments| {
+        let (first, second) = (segments.index("eth0"), segments.index("eth1"));
+        let published = || Some(BTreeSet::from([FAR.1]));
+        let answers = Neighbor::Resolved { ifindex: second, mac: MACS[1], port: None };
+        for internal in [Neighbor::Silent { ifindex: first }, Neighbor::OffLink] {
+            let (default, path) = segments.paths(internal, answers, published()).unwrap();
+            assert_eq!((path.mac, path.ifindex, path.reach), (Some(MACS[1]), second, Reach::Attached), "{internal}");
+            assert_eq!(default, path, "{internal}");
+        }
+        let silent = Neighbor::Silent { ifindex: second };
+        for internal in [Neighbor::Silent { ifindex: first }, Neighbor::OffLink] {
+            let (default, path) = segments.paths(internal, silent, published()).unwrap();
+            assert_eq!([default.reach, path.reach], [Reach::Silent; 2], "{internal}");
+        }
+        let (default, _) =
+            segments.paths(Neighbor::OffLink, Neighbor::Unresolved { ifindex: second }, published()).unwrap();
+        assert_eq!(default.reach, Reach::Detached);
+        for published in [None, Some(BTreeSet::new())] {
+            let warnings = segments.paths(Neighbor::OffLink, answers, published).unwrap_err();
+            assert!(
+                warnings[0].starts_with("Node far gets no packets: its address 192.0.2.2 is not on"),
+                "{warnings:?}"
+            );
         }
     });
 }
