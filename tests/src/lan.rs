@@ -261,6 +261,33 @@ impl Lan {
         Ok(macs)
     }
 
+    /// Gives every node a second card, eth1, on the same segment and in the same subnet, with an address
+    /// from 192.0.2.21 on. Each card answers only for its own addresses. A card without a carrier has no
+    /// routes, as with a network manager. Returns their MACs, by node. The switch's ports are called
+    /// `node-1-eth1` etc.
+    pub fn add_cards_beside(&mut self) -> Result<Vec<MacAddr>> {
+        let mut macs = Vec::new();
+        for node in &self.nodes {
+            let addresses = (
+                Ipv4Addr::new(192, 0, 2, 20 + node.number),
+                Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xb, node.number.into()),
+            );
+            let port = format!("{}-eth1", node.name);
+            let mtu = self.options.mtu;
+            macs.push(plug_in_card((&node.namespace, "eth1"), addresses, (&self.switch, BRIDGE, &port), mtu)?);
+            node.namespace.sysctl("net/ipv4/conf/all/arp_ignore", "1")?;
+            for family in ["ipv4", "ipv6"] {
+                for whose in ["all", "eth0", "eth1"] {
+                    let sysctl = format!("net/{family}/conf/{whose}/ignore_routes_with_linkdown");
+                    node.namespace.sysctl(&sysctl, "1")?;
+                }
+            }
+            let pass = &mut self.pass;
+            self.switch.run(|| pass.attach(&port))?;
+        }
+        Ok(macs)
+    }
+
     /// Adds a second card, card1, to every node's bond. The switch's ports are called `node-1-card1`
     /// etc.
     pub fn add_bond_cards(&mut self) -> Result<()> {

@@ -238,6 +238,15 @@ impl Links {
             .with_context(|| format!("cannot add the route to {destination}/{prefix_length} on {interface}"))
     }
 
+    /// Makes the kernel send to a subnet by this interface, where it is in the subnet by several.
+    pub fn prefer_route(&self, interface: &str, (subnet, prefix_length): (impl Into<IpAddr>, u8)) -> Result<()> {
+        let subnet = subnet.into();
+        let route = self.route(interface, subnet, prefix_length)?.scope(RouteScope::Link);
+        self.runtime
+            .block_on(self.handle.route().add(route.build()).replace().execute())
+            .with_context(|| format!("cannot move the route to {subnet}/{prefix_length} to {interface}"))
+    }
+
     /// Changes an existing route to another gateway through this interface.
     pub fn move_route<A: Into<IpAddr>>(
         &self,

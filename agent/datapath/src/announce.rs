@@ -107,6 +107,12 @@ impl Announcer {
         queue.fresh.insert(vip);
     }
 
+    /// Stops the announcements of `vip` on all interfaces but these: it is no longer announced there.
+    pub fn retain(&mut self, vip: Vip, interfaces: &BTreeSet<u32>) {
+        let others = self.queues.iter_mut().filter(|(ifindex, _)| !interfaces.contains(ifindex));
+        others.for_each(|(_, queue)| queue.forget(vip));
+    }
+
     /// Stops all announcements of `vip`: another node leads it now.
     pub fn lost(&mut self, vip: Vip) {
         self.queues.retain(|_, queue| {

@@ -14,21 +14,27 @@ mod neighbors;
 mod probing;
 mod routes;
 mod segment;
+mod shared_subnet;
 #[cfg(test)]
 mod tests;
 mod unreachability;
 mod veth;
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use nix::net::if_::if_indextoname;
+use tokio::time::Instant;
 use vipmux_common::abi::{Mac, capacity};
 
-use self::lingering::{AddressOf, Lingering};
+use self::{
+    lingering::{AddressOf, Lingering},
+    routes::Routes,
+};
 pub use self::{
     ethtool::{Ethtool, EthtoolError},
     kernel::LinkError,
@@ -37,6 +43,7 @@ pub use self::{
     probing::{PeersBySegment, SegmentPeers, SegmentReaches},
     routes::gateways,
     segment::{Segment, SegmentPort, Segments},
+    shared_subnet::{CardReason, SharedSubnet},
     unreachability::{Doubt, Doubts},
     veth::{Delivery, OtherEnd, other_ends},
 };
@@ -252,11 +259,13 @@ impl Interface {
 
     /// Returns the node's addresses on it that are in a subnet and not link-local.
     pub fn subnet_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let on_subnet = |&&(own, prefix): &&(IpAddr, u8)| match own {
-            IpAddr::V4(own) => prefix < 32 && !own.is_link_local(),
-            IpAddr::V6(own) => prefix < 128 && !own.is_unicast_link_local(),
-        };
-        self.addresses.iter().filter(on_subnet).map(|(own, _)| *own)
+        self.addresses.iter().filter(|(own, prefix)| is_on_subnet(*own, *prefix)).map(|(own, _)| *own)
+    }
+
+    /// Returns its subnets, without link-local ones.
+    pub fn subnets(&self) -> impl Iterator<Item = Subnet> {
+        let own = self.addresses.iter().filter(|(own, prefix)| is_on_subnet(*own, *prefix));
+        own.map(|&(own, prefix)| (network(own, prefix), prefix))
     }
 
     /// Returns whether it is a dummy, like kube-proxy's: it has no wire, and its addresses are not
@@ -269,6 +278,31 @@ impl Interface {
     pub fn subnet(&self, address: IpAddr) -> Option<u8> {
         let prefixes = self.addresses.iter().filter(|(own, prefix)| same_subnet(*own, address, *prefix));
         prefixes.map(|&(_, prefix)| prefix).max()
+    }
+}
+
+/// A subnet: its first address, and the length of its prefix in bits.
+pub type Subnet = (IpAddr, u8);
+
+/// Returns whether an address is in a subnet that is not link-local.
+fn is_on_subnet(own: IpAddr, prefix: u8) -> bool {
+    match own {
+        IpAddr::V4(own) => prefix < 32 && !own.is_link_local(),
+        IpAddr::V6(own) => prefix < 128 && !own.is_unicast_link_local(),
+    }
+}
+
+/// Returns the first address of a subnet.
+fn network(address: IpAddr, prefix: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(own) => {
+            let mask = u32::MAX.checked_shl(u32::from(32_u8.saturating_sub(prefix))).unwrap_or(0);
+            Ipv4Addr::from_bits(own.to_bits() & mask).into()
+        }
+        IpAddr::V6(own) => {
+            let mask = u128::MAX.checked_shl(u32::from(128_u8.saturating_sub(prefix))).unwrap_or(0);
+            Ipv6Addr::from_bits(own.to_bits() & mask).into()
+        }
     }
 }
 
@@ -289,6 +323,8 @@ pub struct Links {
     interfaces: BTreeMap<u32, Interface>,
     /// By [`routes::read`].
     routed: BTreeSet<u32>,
+    /// The interface by which the kernel sends to each subnet that the node is in.
+    subnet_routes: BTreeMap<Subnet, u32>,
     /// The other ends of the veths that [`Monitor::follow_veths`] names, by the veths' indices.
     other_ends: BTreeMap<u32, OtherEnd>,
     /// Addresses of `interfaces` that were removed a short time ago.
@@ -370,11 +406,24 @@ impl Links {
     }
 
     /// Returns the interface among `allowed` whose subnet contains `address`: the longest prefix
-    /// wins, then the lowest index.
+    /// wins, then one with a carrier, then the one that the kernel sends by, then the lowest index.
     pub fn on_link(&self, address: IpAddr, allowed: &BTreeSet<u32>) -> Option<u32> {
+        let rank = |interface: &Interface| {
+            let prefix = interface.subnet(address)?;
+            let is_routed = self.subnet_routes.get(&(network(address, prefix), prefix)) == Some(&interface.ifindex);
+            Some((prefix, interface.carrier, is_routed, Reverse(interface.ifindex)))
+        };
         let candidates = allowed.iter().filter_map(|ifindex| self.get(*ifindex));
-        let longest = candidates.filter_map(|interface| Some((interface.subnet(address)?, interface.ifindex)));
-        longest.max_by_key(|&(prefix, ifindex)| (prefix, std::cmp::Reverse(ifindex))).map(|(_, ifindex)| ifindex)
+        candidates.filter_map(rank).max().map(|(.., Reverse(ifindex))| ifindex)
+    }
+
+    /// Sets what routes say. Returns whether that changed.
+    fn set_routes(&mut self, routes: Routes, now: Instant) -> bool {
+        let Routes { exits, subnets } = routes;
+        let mut changed = self.set_routed(exits, now);
+        changed |= self.subnet_routes != subnets;
+        self.subnet_routes = subnets;
+        changed
     }
 
     fn names(&self) -> Vec<String> {

@@ -85,9 +85,11 @@ impl Announcements {
         self.prober.next()
     }
 
-    /// Announces a led VIP, from the next event on.
+    /// Announces a led VIP where it is announced now, from the next event on.
     pub(super) fn begin(&mut self, vip: Vip, serving: &Serving) {
-        for (ifindex, mac) in serving.segments_of(vip) {
+        let segments: Vec<_> = serving.segments_of(vip).collect();
+        self.announcer.retain(vip, &segments.iter().map(|(ifindex, _)| *ifindex).collect());
+        for (ifindex, mac) in segments {
             self.announcer.gained(vip, ifindex, mac, Instant::now());
         }
     }

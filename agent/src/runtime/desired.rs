@@ -133,7 +133,8 @@ impl DesiredInputs<'_> {
         let by_internal_ip = self.path_by(name, address);
         let attached = by_internal_ip.filter(|path| path.reach == Reach::Attached);
         let elsewhere = || self.interfaces.segments.iter().find_map(|segment| self.resolved_on(segment, name));
-        let path = attached.or_else(elsewhere).or(by_internal_ip).or_else(|| self.last_known_by_address(name));
+        let path = attached.or_else(elsewhere).or_else(|| self.by_other_card(name, address));
+        let path = path.or(by_internal_ip).or_else(|| self.last_known_by_address(name));
         path.ok_or_else(|| format!("its address {address} is {}, nor is another one of its agent", Neighbor::OffLink))
     }
 
@@ -177,6 +178,22 @@ impl DesiredInputs<'_> {
             _ => Reach::Detached,
         };
         Some(DesiredPath { reach, ..known })
+    }
+
+    /// Returns the path to a node that is being resolved by another card of this node than before, in the
+    /// same subnet. Its MAC is still the one in the maps.
+    fn by_other_card(&self, name: &NodeName, address: IpAddr) -> Option<DesiredPath> {
+        let segments = &self.interfaces.segments;
+        let before = self.observed.node(name).filter(|node| node.flags & NODE_ATTACHED != 0)?;
+        let old = segments.iter().find(|segment| segment.ports.contains(&before.ifindex))?;
+        let published = self.peer_addresses.get(name).into_iter().flatten().copied();
+        let neighbors = published.chain([address]).filter_map(|address| self.neighbors.get(&address));
+        let mut pending = neighbors.filter(|neighbor| matches!(neighbor, Neighbor::Pending { .. }));
+        pending.find_map(|neighbor| {
+            let new = segments.get(neighbor.ifindex()?)?;
+            let is_beside = new.vlan == old.vlan && self.links.share_a_subnet(new.ifindex, old.ifindex);
+            is_beside.then_some(self.attached(new, before.mac, segments.port_to(*neighbor)?))
+        })
     }
 
     /// Returns the path to a node for the VIPs of a segment; if the node does not answer there, the one

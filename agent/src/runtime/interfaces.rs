@@ -16,7 +16,7 @@ use vipmux_datapath::{
         attach::{HandoverMac, TcAttachMode, XdpAttachMode},
         pins::LinkKind,
     },
-    link::{Delivery, Ethtool, Interface, Links, Segment, Segments},
+    link::{Delivery, Ethtool, Interface, Links, Segment, Segments, SharedSubnet},
 };
 use vipmux_model::{NodeName, Vip, advertisement::Interfaces as Allowed};
 
@@ -62,6 +62,8 @@ pub(super) struct AttachedInterfaces {
     cut: BTreeSet<u32>,
     /// The Node's InternalIP is on none of the segments, but on a tunnel or a management network.
     has_internal_ip_elsewhere: bool,
+    /// The subnets with several cards, and the choice for each.
+    shared: Vec<SharedSubnet>,
     /// An interface refused a program at the last attempt.
     refused: bool,
     /// An interface or its MAC is new, so led VIPs must be announced there.
@@ -80,6 +82,7 @@ impl AttachedInterfaces {
             silent: BTreeMap::new(),
             cut: BTreeSet::new(),
             has_internal_ip_elsewhere: false,
+            shared: Vec::new(),
             refused: false,
             changed: false,
         }
@@ -128,7 +131,8 @@ impl AttachedInterfaces {
             let is_in = |set: &BTreeSet<u32>| set.contains(&segment.ifindex) || !set.is_disjoint(&segment.ports);
             allowed.as_ref().is_none_or(is_in)
         };
-        let (ports, vlan) = self.segments.announcing_ports(links, vip.address(), is_allowed);
+        let is_usable = |segment: &Segment| self.is_usable(segment);
+        let (ports, vlan) = self.segments.announcing_ports(links, vip.address(), is_allowed, is_usable);
         let bits = ports.iter().filter_map(|port| self.attached.get(port)).map(|attached| attached.bit);
         (bits.fold(0, |a, b| a | b), vlan)
     }
@@ -153,10 +157,20 @@ impl AttachedInterfaces {
     /// Returns whether a VIP with these bits and this VLAN can be announced now: a segment has a
     /// carrier and a path to others, and the frames of the programs arrive there.
     pub(super) fn carries(&self, bits: u32, vlan: u32) -> bool {
+        let mut announced = self.announced_on(bits, vlan).filter_map(|(ifindex, _)| self.segments.get(ifindex));
+        announced.any(|segment| self.sends(segment, bits))
+    }
+
+    /// Returns whether VIPs can be announced on a segment now.
+    fn is_usable(&self, segment: &Segment) -> bool {
+        self.sends(segment, u32::MAX)
+    }
+
+    /// Returns whether a segment has a carrier and a path to others, and the frames of the programs arrive
+    /// there from a port with one of these bits.
+    fn sends(&self, segment: &Segment, bits: u32) -> bool {
         let is_heard = |port: &u32| !self.silent.contains_key(port) && self.has(*port, bits);
-        let sends = |segment: &Segment| segment.carrier && segment.ports.iter().any(is_heard);
-        let mut connected = self.announced_on(bits, vlan).filter(|(ifindex, _)| !self.cut.contains(ifindex));
-        connected.any(|(ifindex, _)| self.segments.get(ifindex).is_some_and(sends))
+        segment.carrier && !self.cut.contains(&segment.ifindex) && segment.ports.iter().any(is_heard)
     }
 
     /// Returns whether a port has one of these bits.
@@ -261,6 +275,7 @@ impl AttachedInterfaces {
         let changes = self.replace_segments(segments);
         self.has_internal_ip_elsewhere = own.and_then(<[_]>::first).is_some_and(|own| !self.has_address(links, *own));
         self.update_silent(links);
+        self.note_shared_subnets(links);
         self.loss(links).into_iter().for_each(|loss| warnings.add(loss));
         if self.attached.is_empty() {
             let node = &self.settings.node;
@@ -334,6 +349,18 @@ impl AttachedInterfaces {
         let native = self.attached.iter().filter(|(_, attached)| !attached.generic);
         let deliveries = native.map(|(port, attached)| (*port, links.delivery(&attached.port)));
         self.silent = deliveries.filter(|(_, delivery)| *delivery != Delivery::Arrives).collect();
+    }
+
+    /// Logs which card announces VIPs where several cards are in one subnet, if that changed.
+    fn note_shared_subnets(&mut self, links: &Links) {
+        let shared = self.segments.shared_subnets(links, |segment| self.is_usable(segment));
+        let name = |ifindex: &u32| links.get(*ifindex).map_or("", |interface| interface.name.as_str());
+        for SharedSubnet { subnet, chosen, others, reason } in shared.iter().filter(|it| !self.shared.contains(it)) {
+            let (subnet, interface) = (format!("{}/{}", subnet.0, subnet.1), name(chosen));
+            let others = others.iter().map(name).collect::<Vec<_>>().join(",");
+            tracing::info!(subnet, interface, others, %reason, "several cards are in one subnet, one announces");
+        }
+        self.shared = shared;
     }
 
     /// Replaces the segments that VIPs are announced on, and returns the differences.

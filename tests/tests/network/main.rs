@@ -49,6 +49,7 @@ mod sctp;
 mod segments;
 mod services;
 mod serving;
+mod shared_subnet;
 mod short_states;
 mod starting;
 mod transfers;

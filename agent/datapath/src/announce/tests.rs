@@ -150,6 +150,19 @@ fn a_lost_vip_falls_silent() {
 }
 
 #[test]
+fn a_vip_that_moves_to_another_interface_falls_silent_where_it_was() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    (1..=2).for_each(|n| announcer.gained(vip4(n), 7, MAC, start));
+    assert_eq!(about(&announcer.due(start)), [1, 1, 2, 2]);
+    announcer.retain(vip4(1), &BTreeSet::from([8]));
+    announcer.gained(vip4(1), 8, MAC, start + ms(10));
+    announcer.reannounce(7, start + ms(20));
+    let frames = announcer.due(start + ms(20));
+    let sent: Vec<_> = frames.iter().map(|frame| frame.ifindex).zip(about(&frames)).collect();
+    assert_eq!(sent, [(7, 2), (7, 2), (8, 1), (8, 1)]);
+}
+
+#[test]
 fn a_vip_that_comes_back_starts_over() {
     let (mut announcer, start) = (Announcer::default(), Instant::now());
     announcer.gained(vip4(1), 7, MAC, start);

@@ -13,6 +13,7 @@ use netlink_packet_route::{
     },
 };
 use rtnetlink::Handle;
+use tokio::time::Instant;
 use vipmux_common::abi::Mac;
 
 use super::{Interface, InterfaceKind, Links, routes};
@@ -62,7 +63,7 @@ pub(super) async fn links(handle: &Handle) -> Result<Links, LinkError> {
     while let Some(address) = addresses.try_next().await.map_err(LinkError::request("list addresses"))? {
         found.apply(&RouteNetlinkMessage::NewAddress(address));
     }
-    found.routed = routes::read(handle).await?;
+    found.set_routes(routes::read(handle).await?, Instant::now());
     Ok(found)
 }
 

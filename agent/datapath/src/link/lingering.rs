@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     net::IpAddr,
     time::Duration,
 };
@@ -88,17 +89,17 @@ impl Links {
             self.note_carrier(interface.ifindex, interface.carrier, now);
         }
         self.forget_absent();
-        let fresh = std::mem::take(&mut self.routed);
+        let fresh = mem::take(&mut self.routed);
         (self.routed, self.lost_routes) = (before.routed.clone(), before.lost_routes.clone());
         self.set_routed(fresh, now);
     }
 
-    /// Sets the interfaces that routes use to reach gateways. Others linger.
-    pub(super) fn set_routed(&mut self, mut fresh: BTreeSet<u32>, now: Instant) {
+    /// Sets the interfaces that routes use to reach gateways. Others linger. Returns whether anything changed.
+    pub(super) fn set_routed(&mut self, mut fresh: BTreeSet<u32>, now: Instant) -> bool {
         self.lost_routes.0.retain(|ifindex, _| !fresh.contains(ifindex));
         self.routed.difference(&fresh).for_each(|ifindex| self.lost_routes.add(*ifindex, now));
         fresh.extend(self.lost_routes.0.keys());
-        self.routed = fresh;
+        mem::replace(&mut self.routed, fresh) != self.routed
     }
 
     /// Removes what has lingered for long enough. Returns whether anything changed.

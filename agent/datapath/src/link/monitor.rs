@@ -283,12 +283,12 @@ impl NetlinkSession {
         self.execute(requests).await;
     }
 
-    async fn read_routes(&mut self) -> Result<(), LinkError> {
+    /// Returns whether the routes changed.
+    async fn read_routes(&mut self) -> Result<bool, LinkError> {
         let from = Instant::now();
-        let routed = routes::read(&self.requests).await?;
-        self.links.set_routed(routed, Instant::now());
+        let changed = self.links.set_routes(routes::read(&self.requests).await?, Instant::now());
         self.route_timer.read(from, Instant::now());
-        Ok(())
+        Ok(changed)
     }
 
     async fn refresh(&mut self) {
@@ -344,12 +344,15 @@ impl NetlinkSession {
     }
 }
 
-/// Returns whether a notification is about a route to a gateway, or about lost notifications.
-fn concerns_exit(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+/// Returns whether a notification is about a route to a gateway or to a subnet, or about lost
+/// notifications.
+fn concerns_routes(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     use RouteNetlinkMessage::{DelRoute, NewRoute};
     match &message.payload {
         NetlinkPayload::Overrun(_) => true,
-        NetlinkPayload::InnerMessage(NewRoute(route) | DelRoute(route)) => !routes::exits(route).is_empty(),
+        NetlinkPayload::InnerMessage(NewRoute(route) | DelRoute(route)) => {
+            !routes::exits(route).is_empty() || routes::subnet(route).is_some()
+        }
         _ => false,
     }
 }
@@ -409,13 +412,15 @@ impl MonitorTask {
                     self.process(session, messages).await?;
                 }
                 messages = session.route_notifications.next() => {
-                    if messages.ok_or(LinkError::Closed)?.iter().any(concerns_exit) {
+                    if messages.ok_or(LinkError::Closed)?.iter().any(concerns_routes) {
                         session.route_timer.routes_changed(Instant::now());
                     }
                 }
                 () = sleep_until(routes_at.unwrap_or_else(Instant::now)), if routes_at.is_some() => {
-                    session.read_routes().await?;
-                    self.publish(session);
+                    if session.read_routes().await? {
+                        // Addresses may be resolved by another card now.
+                        self.set_targets(session).await?;
+                    }
                 }
                 changed = self.targets.changed() => {
                     if changed.is_err() {

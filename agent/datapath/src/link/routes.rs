@@ -1,17 +1,19 @@
 //! Reads routes: the gateways, and the interfaces that lead to them.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
 use futures_util::TryStreamExt;
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType, RouteVia};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType, RouteVia,
+};
 use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::time::Instant;
 
-use super::{LinkError, kernel};
+use super::{LinkError, Subnet, kernel, network};
 
 /// The shortest pause between two reads of the routes.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -29,13 +31,32 @@ pub async fn gateways() -> Result<BTreeSet<IpAddr>, LinkError> {
     Ok(found)
 }
 
-/// Returns the indices of interfaces by which unicast routes of the main table lead to a gateway,
-/// of both families. Routes with nexthop objects show their interface unless
+/// What unicast routes of the main table say, of both families.
+#[derive(Debug, Default)]
+pub(super) struct Routes {
+    /// The interfaces by which routes lead to a gateway.
+    pub(super) exits: BTreeSet<u32>,
+    /// The interface that leads to each subnet without a gateway.
+    pub(super) subnets: BTreeMap<Subnet, u32>,
+}
+
+/// Reads the routes. Routes with nexthop objects show their interface unless
 /// `net.ipv4.nexthop_compat_mode` is 0.
-pub(super) async fn read(handle: &Handle) -> Result<BTreeSet<u32>, LinkError> {
-    let mut found = BTreeSet::new();
-    for_each(handle, |route| found.extend(exits(route))).await?;
-    Ok(found)
+pub(super) async fn read(handle: &Handle) -> Result<Routes, LinkError> {
+    let (mut routes, mut metrics) = (Routes::default(), BTreeMap::new());
+    for_each(handle, |route| {
+        routes.exits.extend(exits(route));
+        let Some(SubnetRoute { subnet, metric, ifindex }) = subnet(route) else { return };
+        // Of equal metrics the kernel uses the first one (fib_table_lookup, net/ipv4/fib_trie.c).
+        match metrics.entry(subnet) {
+            Entry::Occupied(best) if *best.get() <= metric => return,
+            Entry::Occupied(mut best) => *best.get_mut() = metric,
+            Entry::Vacant(place) => drop(place.insert(metric)),
+        }
+        routes.subnets.insert(subnet, ifindex);
+    })
+    .await?;
+    Ok(routes)
 }
 
 /// Calls `take` with all routes of both families, in all tables.
@@ -53,18 +74,9 @@ async fn for_each(handle: &Handle, mut take: impl FnMut(&RouteMessage)) -> Resul
 /// Returns the interfaces by which this route leads to a gateway, if it is a unicast route of the
 /// main table.
 pub(super) fn exits(route: &RouteMessage) -> BTreeSet<u32> {
-    // The header's field is too small for most table numbers.
-    let numbered = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Table(table) => Some(*table),
-        _ => None,
-    });
-    let table = numbered.unwrap_or(route.header.table.into());
-    if table != u32::from(RouteHeader::RT_TABLE_MAIN) || route.header.kind != RouteType::Unicast {
+    if !is_unicast_of_main(route) {
         return BTreeSet::new();
     }
-    let has_gateway = |attributes: &[RouteAttribute]| {
-        attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_)))
-    };
     let single = has_gateway(&route.attributes);
     let of = |attribute: &RouteAttribute| match attribute {
         RouteAttribute::Oif(ifindex) if single => vec![*ifindex],
@@ -74,6 +86,51 @@ pub(super) fn exits(route: &RouteMessage) -> BTreeSet<u32> {
         _ => Vec::new(),
     };
     route.attributes.iter().flat_map(of).collect()
+}
+
+/// A route to a subnet that the node is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SubnetRoute {
+    subnet: Subnet,
+    metric: u32,
+    ifindex: u32,
+}
+
+/// Returns what a route says about a subnet, if it is a unicast route of the main table without a
+/// gateway. One whose interface has no carrier is none, though the kernel may still use it.
+pub(super) fn subnet(route: &RouteMessage) -> Option<SubnetRoute> {
+    let is_down = route.header.flags.intersects(RouteFlags::Linkdown | RouteFlags::Dead);
+    if is_down || !is_unicast_of_main(route) || has_gateway(&route.attributes) {
+        return None;
+    }
+    let (mut destination, mut ifindex, mut metric) = (None, None, 0);
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Destination(RouteAddress::Inet(address)) => destination = Some(IpAddr::V4(*address)),
+            RouteAttribute::Destination(RouteAddress::Inet6(address)) => destination = Some(IpAddr::V6(*address)),
+            RouteAttribute::Oif(index) => ifindex = Some(*index),
+            RouteAttribute::Priority(priority) => metric = *priority,
+            _ => {}
+        }
+    }
+    let (destination, prefix) = (destination?, route.header.destination_prefix_length);
+    // Routes to pods and other hosts come and go.
+    let is_subnet = prefix < if destination.is_ipv4() { 32 } else { 128 };
+    is_subnet.then_some(SubnetRoute { subnet: (network(destination, prefix), prefix), metric, ifindex: ifindex? })
+}
+
+fn is_unicast_of_main(route: &RouteMessage) -> bool {
+    // The header's field is too small for most table numbers.
+    let numbered = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    let table = numbered.unwrap_or(route.header.table.into());
+    table == u32::from(RouteHeader::RT_TABLE_MAIN) && route.header.kind == RouteType::Unicast
+}
+
+fn has_gateway(attributes: &[RouteAttribute]) -> bool {
+    attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_)))
 }
 
 /// Decides when to read routes: at once after a notification, and again after a pause. The second

@@ -17,7 +17,7 @@ use std::{
 
 use vipmux_common::abi::Mac;
 
-use super::{Interface, InterfaceError, InterfaceKind, Links, Neighbor};
+use super::{Interface, InterfaceError, InterfaceKind, Links, Neighbor, shared_subnet::one_of_each};
 
 /// A layer-2 segment that VIPs are announced on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,15 +213,18 @@ impl Segments {
     }
 
     /// Returns the ports and the VLAN by which a VIP is announced on `allowed` segments. It takes
-    /// the segment with the longest subnet prefix that contains the VIP, and others with the same
-    /// prefix length and VLAN (the lowest index decides the VLAN). A VIP in no subnet is announced
-    /// on all untagged segments. If there are none, it is announced on all segments of the first
-    /// one's VLAN.
+    /// the segment with the longest subnet prefix that contains the VIP (the lowest index decides the
+    /// VLAN). A VIP in no subnet is announced on all untagged segments. If there are none, it is
+    /// announced on all segments of the first one's VLAN.
+    ///
+    /// Of segments that share a subnet, only one is taken: one that is `usable`, if there is one, then
+    /// the one that replies leave by, then the one with the lowest index.
     pub fn announcing_ports(
         &self,
         links: &Links,
         address: IpAddr,
         allowed: impl Fn(&Segment) -> bool,
+        usable: impl Fn(&Segment) -> bool,
     ) -> (BTreeSet<u32>, u16) {
         let prefix = |segment: &Segment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
         let rank = |segment: &&Segment| {
@@ -231,7 +234,8 @@ impl Segments {
         let all = || self.iter().filter(|segment| allowed(segment));
         let Some(first) = all().max_by_key(rank) else { return (BTreeSet::new(), 0) };
         let same = |segment: &&Segment| segment.vlan == first.vlan && prefix(segment) == prefix(first);
-        (all().filter(same).flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
+        let chosen = one_of_each(links, all().filter(same).collect(), address, usable);
+        (chosen.into_iter().flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
     }
 
     /// Returns the port that leads to a neighbor. If the segment's bridge has several ports, it is

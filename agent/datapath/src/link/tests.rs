@@ -134,6 +134,37 @@ fn the_longest_prefix_leads_to_a_neighbor() {
     assert_eq!(to("10.9.0.2", &BTreeSet::from([6, 77])), Some(6));
 }
 
+#[test]
+fn of_cards_in_one_subnet_one_with_a_carrier_leads_to_a_neighbor_and_then_the_one_that_the_kernel_sends_by() {
+    let subnet = ("198.51.100.0".parse().unwrap(), 24);
+    for (route, down, expected) in
+        [(None, None, 7), (Some(8), None, 8), (Some(8), Some(8), 7), (Some(7), Some(7), 8), (None, Some(7), 8)]
+    {
+        let mut links = Links::default();
+        for (ifindex, address) in [(7, "198.51.100.1/24"), (8, "198.51.100.2/24")] {
+            let card = interface(ifindex, "card", InterfaceKind::Device, &[address]);
+            links.interfaces.insert(ifindex, Interface { carrier: down != Some(ifindex), ..card });
+        }
+        links.subnet_routes = route.map(|ifindex| (subnet, ifindex)).into_iter().collect();
+        let found = links.on_link("198.51.100.9".parse().unwrap(), &BTreeSet::from([7, 8]));
+        assert_eq!(found, Some(expected), "{route:?} {down:?}");
+    }
+}
+
+#[test]
+fn a_subnet_begins_with_its_first_address() {
+    for (address, prefix, first) in [
+        ("192.0.2.130", 24, "192.0.2.0"),
+        ("192.0.2.130", 25, "192.0.2.128"),
+        ("192.0.2.130", 0, "0.0.0.0"),
+        ("192.0.2.130", 32, "192.0.2.130"),
+        ("2001:db8::1:2", 64, "2001:db8::"),
+        ("2001:db8::1:2", 0, "::"),
+    ] {
+        assert_eq!(network(address.parse().unwrap(), prefix), first.parse::<IpAddr>().unwrap(), "{address}/{prefix}");
+    }
+}
+
 /// Waits until a watched value meets a condition.
 pub(super) async fn until<T: fmt::Debug>(
     mut value: watch::Receiver<Arc<T>>,
@@ -164,8 +195,8 @@ fn eth0(namespace: &Namespace) -> (u32, Mac) {
     })
 }
 
-const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
-const PEER_V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2));
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+const PEER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2));
 
 async fn kernel_entry(handle: &rtnetlink::Handle, address: IpAddr) -> Option<neighbors::NeighborEntry> {
     let entries = neighbors::entries(handle).await.unwrap();
@@ -384,8 +415,7 @@ fn nothing_is_missed_when_the_kernel_drops_notifications() {
     let Some([node, _peer]) = wire() else { return };
     node.run(async |_| {
         let monitor = Monitor::start().await.unwrap();
-        let addresses: Vec<IpAddr> =
-            (1..=2000).map(|n| std::net::Ipv4Addr::from_bits(0x0a00_0000 + n).into()).collect();
+        let addresses: Vec<IpAddr> = (1..=2000).map(|n| Ipv4Addr::from_bits(0x0a00_0000 + n).into()).collect();
         let (gone, kept) = addresses.split_at(1000);
         // This thread is the runtime: nobody reads while it waits here, and the socket's buffer
         // overflows. Of addresses that come and go, only the arrival is reported.

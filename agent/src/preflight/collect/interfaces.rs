@@ -29,7 +29,7 @@ use vipmux_datapath::{
         place::Chain,
         tcx,
     },
-    link::{Ethtool, Interface, LinkError, Links, OtherEnd, SegmentPort, Segments, other_ends},
+    link::{Ethtool, Interface, LinkError, Links, OtherEnd, Segment, SegmentPort, Segments, SharedSubnet, other_ends},
 };
 
 /// The tables that every machine has: unspecified, default, main, local.
@@ -198,6 +198,17 @@ impl InterfaceDetails {
         links: &Links,
         (segments, unusable): (Segments, Vec<Unusable>),
     ) -> Vec<Result<SegmentObservation, Unusable>> {
+        let shared = segments.shared_subnets(links, |segment| segment.carrier);
+        let name = |ifindex: &u32| links.get(*ifindex).map_or_else(String::new, |interface| interface.name.clone());
+        let shared_of = |segment: &Segment| {
+            let here = shared.iter().filter(|shared| shared.chosen == segment.ifindex);
+            let observed = |shared: &SharedSubnet| seen::SharedSubnetObservation {
+                subnet: format!("{}/{}", shared.subnet.0, shared.subnet.1),
+                others: shared.others.iter().map(name).collect(),
+                reason: shared.reason,
+            };
+            here.map(observed).collect()
+        };
         let found = segments.iter().filter_map(|segment| {
             let whole = links.get(segment.ifindex)?;
             let port = |ifindex: &u32| Some(self.port(links, links.get(*ifindex)?, segments.ports().get(ifindex)?));
@@ -208,6 +219,7 @@ impl InterfaceDetails {
                 carrier: segment.carrier,
                 vlan: segment.vlan,
                 ports: segment.ports.iter().filter_map(port).collect(),
+                shared: shared_of(segment),
                 stack: sysctls::of(whole, self.advertised.contains(&whole.ifindex)),
             }))
         });

@@ -29,6 +29,7 @@ pub(super) fn of(interface: &link::Interface, has_advertised_routes: bool) -> In
     InterfaceSysctlObservation {
         rp_filter: both("rp_filter"),
         forwarding: own("ipv4", "forwarding").map(|value| value != 0),
+        ignores_linkdown: own("ipv4", "ignore_routes_with_linkdown").map(|value| value != 0),
         arp_ignore: both("arp_ignore"),
         ipv6_disabled: own("ipv6", "disable_ipv6").map(|value| value != 0),
         ipv6_forwarding: own("ipv6", "forwarding").map(|value| value != 0),

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{Finding, Seen, kernel::KernelObservation, list};
-use vipmux_datapath::{bpf::attach::XdpAttachMode, link::OtherEnd};
+use vipmux_datapath::{
+    bpf::attach::XdpAttachMode,
+    link::{CardReason, OtherEnd},
+};
 
 /// The greatest MTU, in bytes, at which drivers run a program for packets in one buffer.
 pub const MTU_LIMIT: u32 = 3_498;
@@ -76,8 +79,21 @@ pub struct SegmentObservation {
     pub vlan: u16,
     /// The interfaces where its frames come in.
     pub ports: Vec<InterfaceObservation>,
+    /// Its subnets in which the node has other cards, too, and this one announces.
+    pub shared: Vec<SharedSubnetObservation>,
     /// Settings of the network stack for it.
     pub stack: super::settings::InterfaceSysctlObservation,
+}
+
+/// A subnet with several cards of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedSubnetObservation {
+    /// The subnet.
+    pub subnet: String,
+    /// The names of the cards that do not announce.
+    pub others: Vec<String>,
+    /// Why this one announces.
+    pub reason: CardReason,
 }
 
 /// An interface where XDP would run.
@@ -163,6 +179,7 @@ fn of_one(kernel: &KernelObservation, veth: Option<&str>, one: &Result<SegmentOb
         }
     };
     let mut found = vec![shape(segment), carrier(segment)];
+    found.extend(segment.shared.iter().map(|shared| shared_subnet(segment, shared)));
     for port in &segment.ports {
         found.extend([xdp(kernel, veth, port), programs(port), mtu(port)].map(|finding| finding.about(&port.name)));
         found.extend(port.tags.as_ref().map(|tags| vlan(port, tags).about(&port.name)));
@@ -191,6 +208,25 @@ fn carrier(segment: &SegmentObservation) -> Finding {
         Finding::fail(CHECK, "up, but without a carrier: the node cannot lead VIPs there", remedy)
     } else {
         Finding::pass(CHECK, "up, with a carrier")
+    };
+    finding.about(&segment.name)
+}
+
+/// Without a carrier, the kernel goes on sending by a card unless it is told not to. Then the other card
+/// announces, and replies get lost.
+fn shared_subnet(segment: &SegmentObservation, shared: &SharedSubnetObservation) -> Finding {
+    const CHECK: &str = "shared-subnet";
+    let SharedSubnetObservation { subnet, others, reason } = shared;
+    let found = format!("{} is in {subnet} like {}, and announces alone: {reason}", segment.name, list(others));
+    let finding = if segment.stack.ignores_linkdown == Some(false) {
+        Finding::warn(
+            CHECK,
+            format!("{found}. Without a carrier, its routes stay unless the node's network manager removes them"),
+            "`sysctl -w net.ipv4.conf.all.ignore_routes_with_linkdown=1`, the same for `default`, the cards and ipv6, \
+             and in /etc/sysctl.d; or make a bond of the cards",
+        )
+    } else {
+        Finding::pass(CHECK, found)
     };
     finding.about(&segment.name)
 }

@@ -18,6 +18,8 @@ pub struct InterfaceSysctlObservation {
     pub rp_filter: Option<u8>,
     /// `net.ipv4.conf.IF.forwarding`.
     pub forwarding: Option<bool>,
+    /// `net.ipv4.conf.IF.ignore_routes_with_linkdown`.
+    pub ignores_linkdown: Option<bool>,
     /// `arp_ignore`, the greater value of the interface and `all`.
     pub arp_ignore: Option<u8>,
     /// `net.ipv6.conf.IF.disable_ipv6`.

@@ -14,7 +14,9 @@ use super::{
     cluster::{Cluster, NodeObservation, ObjectSourceObservation},
     firewall::Firewall,
     gossip::{GossipKeyObservation, GossipObservation, Holder},
-    interface::{AttachedProgram, InterfaceObservation, SegmentObservation, TagHandling, Unusable},
+    interface::{
+        AttachedProgram, InterfaceObservation, SegmentObservation, SharedSubnetObservation, TagHandling, Unusable,
+    },
     kernel::{Bpffs, KernelObservation, Memlock, PinPathObservation},
     others::{Others, ProcessObservation},
     routes::{ReplyPath, RouteInterface, Routes},
@@ -26,7 +28,7 @@ use vipmux_datapath::{
         clsact::Filter,
         place::{Chain, Classifier},
     },
-    link::OtherEnd,
+    link::{CardReason, OtherEnd},
 };
 use vipmux_model::permissions::AGENT;
 
@@ -46,6 +48,7 @@ fn good() -> Observations {
     let stack = InterfaceSysctlObservation {
         rp_filter: Some(2),
         forwarding: Some(true),
+        ignores_linkdown: Some(false),
         arp_ignore: Some(0),
         ipv6_disabled: Some(false),
         ipv6_forwarding: Some(true),
@@ -60,6 +63,7 @@ fn good() -> Observations {
         carrier: true,
         vlan: 0,
         ports: vec![port],
+        shared: Vec::new(),
         stack,
     };
     Observations {
@@ -121,6 +125,12 @@ fn exit(name: &str, path: ReplyPath) -> RouteInterface {
 
 fn segment(observed: &mut Observations) -> &mut SegmentObservation {
     observed.interfaces.as_mut().unwrap()[0].as_mut().unwrap()
+}
+
+/// Puts another card into the segment's subnet.
+fn share(observed: &mut Observations, reason: CardReason) {
+    let (subnet, others) = ("192.0.2.0/24".to_owned(), vec!["eth1".to_owned()]);
+    segment(observed).shared = vec![SharedSubnetObservation { subnet, others, reason }];
 }
 
 fn port(observed: &mut Observations) -> &mut InterfaceObservation {
@@ -251,6 +261,19 @@ fn missing_capabilities_are_said_to_come_first() {
 #[test]
 fn each_state_of_an_interface_has_its_finding() {
     expect(&[
+        (
+            "shared-subnet",
+            Warn,
+            "eth0 is in 192.0.2.0/24 like eth1, and announces alone: the node's replies",
+            "linkdown=1",
+            |o| {
+                share(o, CardReason::Replies);
+            },
+        ),
+        ("shared-subnet", Pass, "announces alone: its index is the lowest", "", |o| {
+            share(o, CardReason::LowestIndex);
+            segment(o).stack.ignores_linkdown = Some(true);
+        }),
         ("interface", Pass, "frames come in at eth0 (virtio_net), untagged", "", |_| {}),
         ("interface", Pass, "with VLAN tag 100", "", |o| segment(o).vlan = 100),
         ("interface", Fail, "is not there", "--interface", |o| {

@@ -1,6 +1,6 @@
 //! Tests the desired state of the maps.
 
-use std::{net::Ipv4Addr, sync::Arc};
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use super::*;
 use crate::runtime::interfaces::InterfaceSettings;
@@ -11,7 +11,7 @@ use vipmux_datapath::{
     },
     link::Ethtool,
 };
-use vipmux_plan::Capacities;
+use vipmux_plan::{Capacities, Step};
 use vipmux_testing::{
     names::{node_name, vip4},
     netns::Namespace,
@@ -156,6 +156,48 @@ impl TwoSegments {
         assert_eq!(node.by_segment[&1], node.path, "its InternalIP is on the first one, or on none");
         Ok((node.path, node.by_segment[&2]))
     }
+}
+
+#[test]
+fn a_node_that_is_resolved_by_another_card_in_the_subnet_is_reached_by_it_meanwhile() {
+    let Some([here, lan]) = Namespace::new() else { return };
+    for (name, peer, address) in
+        [("eth0", "lan0", "192.0.2.1"), ("eth1", "lan1", "192.0.2.3"), ("eth2", "lan2", "203.0.113.1")]
+    {
+        here.veth(name, &lan, peer);
+        here.address(name, address, 24);
+    }
+    here.run(async |_| {
+        let links = Links::read().await.unwrap();
+        let index = |name| links.named(name).unwrap().ifindex;
+        let mut interfaces = interfaces();
+        for name in ["eth0", "eth1", "eth2"] {
+            interfaces.segments.add(&links, links.segment(links.named(name).unwrap()).unwrap()).unwrap();
+        }
+        let mut observed = Observed::empty(Capacities::default(), new_config());
+        let before = abi::Node { mac: MACS[0], ifindex: index("eth0"), flags: NODE_ATTACHED, ..Default::default() };
+        for step in [Step::NodeName(0, Some("far".to_owned())), Step::Node(0, before)] {
+            observed.record(&step, Duration::ZERO);
+        }
+        for (card, expected) in [("eth1", Reach::Attached), ("eth2", Reach::Detached)] {
+            let inputs = DesiredInputs {
+                node: &node_name("here"),
+                unreachable: Unreachable::Refuse,
+                state: &state(&[], &[("far", &[FAR.0])]),
+                links: &links,
+                neighbors: &ResolvedNeighbors::from([(FAR.0, Neighbor::Pending { ifindex: index(card) })]),
+                interfaces: &interfaces,
+                peer_macs: &PeerMacs::new(),
+                peer_addresses: &PeerAddresses::new(),
+                handover_macs: &Arc::default(),
+                observed: &observed,
+                led: &BTreeMap::new(),
+            };
+            let path = inputs.desired(&mut Warnings::new(true)).nodes[&node_name("far")].path;
+            assert_eq!((path.reach, path.ifindex), (expected, index(card)));
+            assert_eq!(path.mac, (expected == Reach::Attached).then_some(MACS[0]), "{card}");
+        }
+    });
 }
 
 /// The addresses of `far` on both segments.

@@ -1,5 +1,6 @@
 //! Tests which interfaces routes use to reach gateways, with messages and with the kernel.
 
+use netlink_packet_route::route::{RouteProtocol, RouteScope};
 use rtnetlink::{LinkMessageBuilder, RouteNextHopBuilder};
 
 use vipmux_testing::netns::{Namespace, index};
@@ -69,6 +70,55 @@ fn a_unicast_route_of_the_main_table_leads_out_where_its_gateways_are() {
     ] {
         assert_eq!(exits(&route), expected.iter().copied().collect(), "{what}");
     }
+}
+
+#[test]
+fn a_route_without_a_gateway_says_which_interface_leads_to_a_subnet() {
+    let route = |metric, ifindex| Some(SubnetRoute { subnet: ("198.51.100.0".parse().unwrap(), 24), metric, ifindex });
+    let v6_route = SubnetRoute { subnet: ("2001:db8:1::".parse().unwrap(), 48), metric: 0, ifindex: 2 };
+    let down = |flag| {
+        let mut route = v4().output_interface(2).build();
+        route.header.flags = flag;
+        route
+    };
+    let host = RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix([10, 0, 0, 1].into(), 32);
+    for (what, message, expected) in [
+        ("a subnet", v4().output_interface(2).build(), route(0, 2)),
+        ("with a metric", v4().output_interface(3).priority(100).build(), route(100, 3)),
+        ("IPv6", v6().output_interface(2).build(), Some(v6_route)),
+        ("a gateway", v4().output_interface(2).gateway([192, 0, 2, 254].into()).build(), None),
+        ("another table", v4().output_interface(2).table_id(100).build(), None),
+        ("a host", host.output_interface(2).build(), None),
+        ("no carrier", down(RouteFlags::Linkdown), None),
+        ("no carrier, and not used", down(RouteFlags::Linkdown | RouteFlags::Dead), None),
+    ] {
+        assert_eq!(subnet(&message), expected, "{what}");
+    }
+}
+
+#[test]
+fn of_several_routes_to_a_subnet_the_kernel_uses_the_lowest_metric_and_then_the_first() {
+    let Some([node, lan]) = Namespace::new() else { return };
+    for (name, peer, address) in [("eth0", "lan0", "192.0.2.1"), ("eth1", "lan1", "192.0.2.2")] {
+        node.veth(name, &lan, peer);
+        node.address(name, address, 24);
+        node.ready(name);
+    }
+    let (first, second) = node.run(async |handle| (index(&handle, "eth0").await, index(&handle, "eth1").await));
+    let chosen = || {
+        let routes = node.run(async |handle| read(&handle).await.unwrap());
+        routes.subnets.get(&("192.0.2.0".parse().unwrap(), 24)).copied()
+    };
+    assert_eq!(chosen(), Some(first));
+    // The kernel's own routes have metric 0.
+    node.run(async |handle| {
+        let subnet = || RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix([192, 0, 2, 0].into(), 24);
+        let by_first = subnet().output_interface(first).scope(RouteScope::Link).protocol(RouteProtocol::Unspec).build();
+        handle.route().del(by_first.clone()).execute().await.unwrap();
+        let later = subnet().output_interface(first).scope(RouteScope::Link).priority(100).build();
+        handle.route().add(later).execute().await.unwrap();
+    });
+    assert_eq!(chosen(), Some(second));
 }
 
 #[test]

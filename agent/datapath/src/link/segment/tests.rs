@@ -168,7 +168,8 @@ fn a_vip_is_announced_where_its_subnet_is() {
         (vec!["eth0"], "2001:db8::1", vec![2], 0),
         (vec![], "192.0.2.200", vec![], 0),
     ] {
-        let (found, tag) = segments(&links, &names).unwrap().announcing_ports(&links, vip.parse().unwrap(), |_| true);
+        let (found, tag) =
+            segments(&links, &names).unwrap().announcing_ports(&links, vip.parse().unwrap(), |_| true, |_| true);
         assert_eq!((found.into_iter().collect::<Vec<_>>(), tag), (ports, vlan), "{vip} on {names:?}");
     }
 }
@@ -181,7 +182,7 @@ fn of_equal_subnets_the_lowest_index_chooses_the_vlan() {
         links.interfaces.get_mut(&ifindex).unwrap().addresses = addresses.clone();
     }
     let place = |names: &[&str]| {
-        segments(&links, names).unwrap().announcing_ports(&links, "198.51.100.200".parse().unwrap(), |_| true)
+        segments(&links, names).unwrap().announcing_ports(&links, "198.51.100.200".parse().unwrap(), |_| true, |_| true)
     };
     assert_eq!(place(&["eth0.100", "bond0.7"]), (BTreeSet::from([2]), 100));
     assert_eq!(place(&["eth0.100", "eth0", "bond0.7"]), (BTreeSet::from([2]), 0));

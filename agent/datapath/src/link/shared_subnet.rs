@@ -1,0 +1,192 @@
+//! Chooses the card that announces VIPs where several cards of this node are in one subnet.
+//!
+//! Such cards are on one layer-2 segment. If both answered, each client would learn one of two MACs, by
+//! chance. With a strict reverse path filter, the kernel drops what comes in by the card that replies do
+//! not leave by.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr};
+
+use super::{Interface, Links, Segment, Segments, Subnet};
+
+/// A subnet with several cards of this node in one VLAN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedSubnet {
+    /// The subnet.
+    pub subnet: Subnet,
+    /// The interface that announces VIPs.
+    pub chosen: u32,
+    /// The other ones.
+    pub others: BTreeSet<u32>,
+    /// Why it is chosen.
+    pub reason: CardReason,
+}
+
+/// Why a card is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CardReason {
+    /// All others have no carrier, or no path to other nodes.
+    OnlyUsable,
+    /// The node's replies leave by it.
+    Replies,
+    /// Nothing else differs.
+    LowestIndex,
+}
+
+impl fmt::Display for CardReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OnlyUsable => "no other one has a carrier and a path to others",
+            Self::Replies => "the node's replies leave by it",
+            Self::LowestIndex => "its index is the lowest",
+        })
+    }
+}
+
+impl Links {
+    /// Returns whether two interfaces have addresses in one subnet.
+    pub fn share_a_subnet(&self, first: u32, second: u32) -> bool {
+        let subnets = |ifindex| self.get(ifindex).into_iter().flat_map(Interface::subnets);
+        subnets(first).any(|subnet| subnets(second).any(|other| other == subnet))
+    }
+
+    /// Returns whether the kernel sends to a subnet of this interface by this interface. Only subnets
+    /// with the family of `address` count.
+    fn replies_leave_by(&self, ifindex: u32, address: IpAddr) -> bool {
+        let mut subnets = self.get(ifindex).into_iter().flat_map(Interface::subnets);
+        subnets
+            .any(|subnet| subnet.0.is_ipv4() == address.is_ipv4() && self.subnet_routes.get(&subnet) == Some(&ifindex))
+    }
+}
+
+/// Leaves one of the segments that share a subnet, for this address.
+pub(super) fn one_of_each<'a>(
+    links: &Links,
+    mut segments: Vec<&'a Segment>,
+    address: IpAddr,
+    usable: impl Fn(&Segment) -> bool,
+) -> Vec<&'a Segment> {
+    segments
+        .sort_by_key(|segment| (!usable(segment), !links.replies_leave_by(segment.ifindex, address), segment.ifindex));
+    let mut chosen: Vec<&Segment> = Vec::new();
+    for segment in segments {
+        if !chosen.iter().any(|other| links.share_a_subnet(other.ifindex, segment.ifindex)) {
+            chosen.push(segment);
+        }
+    }
+    chosen
+}
+
+impl Segments {
+    /// Returns the subnets with several segments in one VLAN, and the choice for each.
+    pub fn shared_subnets(&self, links: &Links, usable: impl Fn(&Segment) -> bool) -> Vec<SharedSubnet> {
+        let subnets = |segment: &Segment| links.get(segment.ifindex).into_iter().flat_map(Interface::subnets);
+        let all: BTreeSet<(u16, Subnet)> =
+            self.iter().flat_map(|segment| subnets(segment).map(|subnet| (segment.vlan, subnet))).collect();
+        let shared = |(vlan, subnet): (u16, Subnet)| {
+            let here = |segment: &&Segment| segment.vlan == vlan && subnets(segment).any(|other| other == subnet);
+            let here: Vec<_> = self.iter().filter(here).collect();
+            let usable_cards = here.iter().filter(|segment| usable(segment)).count();
+            let chosen = one_of_each(links, here.clone(), subnet.0, &usable).first()?.ifindex;
+            let others: BTreeSet<_> = here.iter().map(|other| other.ifindex).filter(|other| *other != chosen).collect();
+            let reason = if usable_cards == 1 {
+                CardReason::OnlyUsable
+            } else if links.replies_leave_by(chosen, subnet.0) {
+                CardReason::Replies
+            } else {
+                CardReason::LowestIndex
+            };
+            (!others.is_empty()).then_some(SharedSubnet { subnet, chosen, others, reason })
+        };
+        all.into_iter().filter_map(shared).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::link::{InterfaceKind, tests::interface};
+
+    const SUBNET: Subnet = (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0)), 24);
+
+    /// Two cards in one subnet, and one in another.
+    fn node() -> Links {
+        let card = |ifindex, name, address| interface(ifindex, name, InterfaceKind::Device, &[address, "fe80::1/64"]);
+        let cards =
+            [card(2, "eth0", "192.0.2.1/24"), card(3, "eth1", "192.0.2.2/24"), card(4, "eth2", "198.51.100.1/24")];
+        Links { interfaces: cards.into_iter().map(|card| (card.ifindex, card)).collect(), ..Links::default() }
+    }
+
+    fn segments(links: &Links) -> Segments {
+        let mut segments = Segments::default();
+        for interface in links.iter() {
+            segments.add(links, links.segment(interface).unwrap()).unwrap();
+        }
+        segments
+    }
+
+    /// The ports where a VIP is announced.
+    fn ports(links: &Links, vip: &str, allowed: &[u32]) -> Vec<u32> {
+        let is_allowed = |segment: &Segment| allowed.contains(&segment.ifindex);
+        let all = segments(links);
+        let (ports, vlan) = all.announcing_ports(links, vip.parse().unwrap(), is_allowed, |segment| segment.carrier);
+        assert_eq!(vlan, 0);
+        ports.into_iter().collect()
+    }
+
+    fn choice(links: &Links) -> (u32, CardReason) {
+        let shared = segments(links).shared_subnets(links, |segment| segment.carrier);
+        let [SharedSubnet { subnet, chosen, others, reason }] = &shared[..] else { panic!("{shared:?}") };
+        assert_eq!(*subnet, SUBNET);
+        assert_eq!(others.iter().copied().chain([*chosen]).collect::<BTreeSet<_>>(), BTreeSet::from([2, 3]));
+        (*chosen, *reason)
+    }
+
+    #[test]
+    fn one_card_of_a_subnet_announces() {
+        let mut links = node();
+        for (route, down, expected, reason) in [
+            (None, None, 2, CardReason::LowestIndex),
+            (Some(3), None, 3, CardReason::Replies),
+            (Some(2), Some(2), 3, CardReason::OnlyUsable),
+            (Some(3), Some(2), 3, CardReason::OnlyUsable),
+            (Some(3), Some(3), 2, CardReason::OnlyUsable),
+        ] {
+            links.subnet_routes = route.map(|ifindex| (SUBNET, ifindex)).into_iter().collect();
+            for card in [2, 3] {
+                links.interfaces.get_mut(&card).unwrap().carrier = down != Some(card);
+            }
+            assert_eq!(choice(&links), (expected, reason), "{route:?} {down:?}");
+            assert_eq!(ports(&links, "192.0.2.200", &[2, 3, 4]), [expected], "{route:?} {down:?}");
+            assert_eq!(ports(&links, "172.16.0.1", &[2, 3, 4]), [expected, 4], "a VIP in no subnet");
+        }
+    }
+
+    #[test]
+    fn if_no_card_of_a_subnet_is_usable_one_announces_all_the_same() {
+        let mut links = node();
+        links.interfaces.values_mut().for_each(|card| card.carrier = false);
+        assert_eq!(ports(&links, "192.0.2.200", &[2, 3]), [2]);
+    }
+
+    #[test]
+    fn a_policy_chooses_among_the_cards_of_a_subnet() {
+        let mut links = node();
+        links.subnet_routes.insert(SUBNET, 2);
+        assert_eq!(ports(&links, "192.0.2.200", &[3]), [3]);
+        assert_eq!(ports(&links, "192.0.2.200", &[3, 2]), [2]);
+    }
+
+    #[test]
+    fn link_local_subnets_are_on_every_card_and_host_addresses_are_no_subnet() {
+        let mut links = node();
+        for (ifindex, address) in [(2, "169.254.1.1/16"), (4, "169.254.1.2/16"), (2, "10.0.0.1/32"), (4, "10.0.0.1/32")]
+        {
+            let (address, prefix) = address.split_once('/').unwrap();
+            let address = (address.parse().unwrap(), prefix.parse().unwrap());
+            links.interfaces.get_mut(&ifindex).unwrap().addresses.insert(address);
+        }
+        assert_eq!(choice(&links).0, 2, "nothing else is shared");
+    }
+}
