@@ -171,9 +171,9 @@ impl DesiredInputs<'_> {
         if here.is_empty() {
             return None;
         }
-        let is_silent = |neighbor: &Option<&Neighbor>| matches!(neighbor, Some(Neighbor::Silent { .. }));
+        let is_silent = |neighbor: Option<&Neighbor>| matches!(neighbor, Some(Neighbor::Silent { .. }));
         let reach = match known.reach {
-            _ if here.iter().all(is_silent) => Reach::Silent,
+            _ if here.iter().copied().all(is_silent) => Reach::Silent,
             reach if here.iter().copied().any(is_pending) => reach,
             _ => Reach::Detached,
         };

@@ -118,7 +118,7 @@ fn pass(mut files: BTreeMap<Ipv4Addr, File>, cut: &Mutex<Vec<Ipv4Addr>>, ends: &
             let Some(to) = destination(&packet[..length]) else { continue };
             if let Some(file) = files.get_mut(&to).filter(|_| !cut.contains(&from) && !cut.contains(&to)) {
                 // A full queue loses packets, as a network does.
-                file.write(&packet[..length]).ok();
+                file.write_all(&packet[..length]).ok();
             }
         }
     }

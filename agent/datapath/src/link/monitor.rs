@@ -283,7 +283,6 @@ impl NetlinkSession {
         self.execute(requests).await;
     }
 
-    /// Returns whether the routes changed.
     async fn read_routes(&mut self) -> Result<bool, LinkError> {
         let from = Instant::now();
         let changed = self.links.set_routes(routes::read(&self.requests).await?, Instant::now());
@@ -344,8 +343,7 @@ impl NetlinkSession {
     }
 }
 
-/// Returns whether a notification is about a route to a gateway or to a subnet, or about lost
-/// notifications.
+/// Returns whether a notification is about a route to a gateway or a subnet, or about a loss.
 fn concerns_routes(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     use RouteNetlinkMessage::{DelRoute, NewRoute};
     match &message.payload {
@@ -417,8 +415,8 @@ impl MonitorTask {
                     }
                 }
                 () = sleep_until(routes_at.unwrap_or_else(Instant::now)), if routes_at.is_some() => {
+                    // Other cards may lead to addresses now.
                     if session.read_routes().await? {
-                        // Addresses may be resolved by another card now.
                         self.set_targets(session).await?;
                     }
                 }

@@ -179,6 +179,21 @@ mod tests {
     }
 
     #[test]
+    fn a_card_with_a_carrier_leads_to_a_neighbor_and_then_the_one_that_the_kernel_sends_by() {
+        for (route, down, expected) in
+            [(None, None, 2), (Some(3), None, 3), (Some(3), Some(3), 2), (Some(2), Some(2), 3), (None, Some(2), 3)]
+        {
+            let mut links = node();
+            links.subnet_routes = route.map(|ifindex| (SUBNET, ifindex)).into_iter().collect();
+            if let Some(card) = down {
+                links.interfaces.get_mut(&card).unwrap().carrier = false;
+            }
+            let found = links.on_link("192.0.2.9".parse().unwrap(), &BTreeSet::from([2, 3, 4]));
+            assert_eq!(found, Some(expected), "{route:?} {down:?}");
+        }
+    }
+
+    #[test]
     fn link_local_subnets_are_on_every_card_and_host_addresses_are_no_subnet() {
         let mut links = node();
         for (ifindex, address) in [(2, "169.254.1.1/16"), (4, "169.254.1.2/16"), (2, "10.0.0.1/32"), (4, "10.0.0.1/32")]

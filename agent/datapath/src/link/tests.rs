@@ -135,23 +135,6 @@ fn the_longest_prefix_leads_to_a_neighbor() {
 }
 
 #[test]
-fn of_cards_in_one_subnet_one_with_a_carrier_leads_to_a_neighbor_and_then_the_one_that_the_kernel_sends_by() {
-    let subnet = ("198.51.100.0".parse().unwrap(), 24);
-    for (route, down, expected) in
-        [(None, None, 7), (Some(8), None, 8), (Some(8), Some(8), 7), (Some(7), Some(7), 8), (None, Some(7), 8)]
-    {
-        let mut links = Links::default();
-        for (ifindex, address) in [(7, "198.51.100.1/24"), (8, "198.51.100.2/24")] {
-            let card = interface(ifindex, "card", InterfaceKind::Device, &[address]);
-            links.interfaces.insert(ifindex, Interface { carrier: down != Some(ifindex), ..card });
-        }
-        links.subnet_routes = route.map(|ifindex| (subnet, ifindex)).into_iter().collect();
-        let found = links.on_link("198.51.100.9".parse().unwrap(), &BTreeSet::from([7, 8]));
-        assert_eq!(found, Some(expected), "{route:?} {down:?}");
-    }
-}
-
-#[test]
 fn a_subnet_begins_with_its_first_address() {
     for (address, prefix, first) in [
         ("192.0.2.130", 24, "192.0.2.0"),
