@@ -39,7 +39,7 @@ fn is_of_local_flow<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u3
     let target = if transport.fragment & LATER != 0 {
         fragment::target(&fragment::find(&packet.fragment(&transport))?, vip)?
     } else if transport.protocol == Packet::<V6>::ICMP {
-        let key = Embedded::<V6>::parse(&transport, frame.end)?.flow(id, &packet.destination)?;
+        let key = Embedded::<V6>::parse(frame, &transport, frame.end)?.flow(id, &packet.destination)?;
         known::look(&key, vip)?.0
     } else {
         let segment = transport.segment(frame.end).ok()?;
