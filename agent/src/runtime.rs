@@ -26,6 +26,7 @@
 
 mod address_conflicts;
 mod announcements;
+mod bypass;
 mod conflict_events;
 mod cut_segments;
 mod desired;
@@ -68,6 +69,7 @@ use tokio::sync::mpsc;
 
 use self::{
     announcements::{Announcements, ProbeAnswers},
+    bypass::Bypasses,
     cut_segments::{CutSegments, SegmentView},
     election_driver::ElectionDriver,
     events::{Event, Inputs, Sources, Timers},
@@ -101,6 +103,7 @@ struct Agent {
     health: PeerHealth,
     self_check: SelfCheck,
     cut_segments: CutSegments,
+    bypasses: Bypasses,
     telemetry: Telemetry,
     /// To the pipeline, which answers them.
     explain_requests: mpsc::Sender<ExplainRequest>,
@@ -161,7 +164,9 @@ impl Agent {
             Event::Heartbeat => {
                 let start = Instant::now();
                 self.heartbeat(&inputs.links())?;
-                reconcile = self.check_pins()? | self.check_segments(&inputs.links(), monitor)?;
+                reconcile = self.check_pins()?
+                    | self.check_segments(&inputs.links(), monitor)?
+                    | self.check_bypasses(monitor)?;
                 inputs.end_heartbeat(start.elapsed());
                 if self.election.may_stop() {
                     return Ok(Next::Stop);
@@ -283,6 +288,27 @@ impl Agent {
         let changed = cut != before;
         self.serving.interfaces.set_cut(cut);
         Ok(changed && self.serving.is_ready())
+    }
+
+    /// Finds the ports whose frames bypass the XDP program, and attaches it anew. Returns whether to
+    /// reconcile.
+    fn check_bypasses(&mut self, monitor: &Monitor) -> Result<bool, AgentError> {
+        if self.unloaded || !self.serving.is_ready() || !self.bypasses.take_due(boottime()?) {
+            return Ok(false);
+        }
+        monitor.count_frames(self.serving.interfaces.entrances());
+        // The frames were counted before, so the program has met them.
+        let frames = monitor.frames();
+        let active = self.serving.kernel.take_activity().map_err(KernelError::from)?;
+        let interfaces = &self.serving.interfaces;
+        let remedies = self.bypasses.look(&frames, |port| interfaces.has(port, active));
+        let Serving { kernel, interfaces, .. } = &mut self.serving;
+        let changed = interfaces.set_bypassed(kernel, self.bypasses.ports())?;
+        for (port, remedy) in &remedies {
+            self.telemetry.meters.repaired("link");
+            self.serving.remedy_bypass(*port, *remedy)?;
+        }
+        Ok(changed || !remedies.is_empty())
     }
 
     /// Lets the election extend the fence deadline, and passes on the VIPs that the programs gave

@@ -19,7 +19,7 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 13;
+pub const ABI_VERSION: u32 = 14;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
@@ -65,6 +65,8 @@ pub mod capacity {
     /// Sets of the flow table, and of its reserve. The agent sizes it by RAM, up to 1 M records.
     pub const FLOW_SETS: u32 = SETS + crate::flow_table::reserve_sets(SETS);
     const SETS: u32 = 16_384 / crate::flow_table::WAYS;
+    /// Kinds of refused frames: triples of an interface, a verdict and an error.
+    pub const REFUSALS: u32 = 256;
     /// Bits of the index of local backends: a power of two.
     pub const LOCAL_PORTS: u32 = 65_536;
     /// Fragmented datagrams that wait for later fragments, in each direction.
@@ -220,8 +222,8 @@ pub struct Interface {
     /// bond's bit.
     pub bit: u32,
     /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`], and
-    /// for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and [`INTERFACE_QDISC`]. From
-    /// [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0: not known.
+    /// for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`], [`INTERFACE_QDISC`] and
+    /// [`INTERFACE_BYPASSED`]. From [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0: not known.
     pub flags: u32,
 }
 
@@ -245,6 +247,8 @@ pub const INTERFACE_OWN_MAC: u32 = 32;
 /// A card that its bond does not use now: another card stands in for it and gets the same broadcasts
 /// and multicasts, which are left alone here.
 pub const INTERFACE_BACKUP: u32 = 64;
+/// Frames that come in here bypass the program, although it is attached. Not read by programs.
+pub const INTERFACE_BYPASSED: u32 = 128;
 /// See [`Interface::flags`].
 pub const INTERFACE_MTU_SHIFT: u32 = 16;
 
@@ -563,6 +567,29 @@ pub struct Fence {
     pub abandoned_until: u64,
 }
 
+/// `ACTIVITY[0]`: where the XDP program ran since the agent looked last.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// The bits of these ports ([`Interface::bit`]). A frame on a card that its bond does not use sets
+    /// none. The agent clears them. Two CPUs may undo each other's write, so a bit needs several frames
+    /// at worst.
+    pub ports: u32,
+}
+
+/// Key of `REFUSALS`, which has the numbers of frames that the kernel refused after the XDP program's
+/// verdict.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RefusalKey {
+    /// Where the frame came in.
+    pub ifindex: u32,
+    /// The verdict, an `xdp_action` (include/uapi/linux/bpf.h).
+    pub action: u16,
+    /// The kernel's error, a positive errno; 0: it names none.
+    pub errno: u16,
+}
+
 /// Value of the per-CPU arrays `STATS`, `DROPS` and `SERVICE_STATS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -596,5 +623,7 @@ const _: () = {
     // A node's index must fit into a flow record.
     assert!(capacity::NODES <= 1 << 16 && capacity::SEGMENTS.is_power_of_two());
     assert!(size_of::<Fence>() == 24);
+    assert!(size_of::<Activity>() == 4);
+    assert!(size_of::<RefusalKey>() == 8);
     assert!(size_of::<Count>() == 24);
 };

@@ -1,9 +1,10 @@
 //! Implements `aya::Pod` for the map types: aya may copy them from and to the kernel as bytes.
 
 use crate::abi::{
-    Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowRecord,
-    FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member, Node, NodeLabel, Range, Scratch,
-    ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
+    Activity, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence,
+    FlowRecord, FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member, Node, NodeLabel,
+    Range, RefusalKey, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot,
+    VipValue,
 };
 use crate::service_index::IndexedService;
 
@@ -15,6 +16,7 @@ macro_rules! pod {
     };
 }
 pod!(
+    Activity,
     Address,
     AffinityKey,
     AffinityValue,
@@ -37,6 +39,7 @@ pod!(
     Node,
     NodeLabel,
     Range,
+    RefusalKey,
     Scratch,
     ServiceKey,
     ServiceOwner,

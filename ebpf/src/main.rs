@@ -34,6 +34,7 @@ mod partial;
 mod peer;
 mod position;
 mod record;
+mod refusal;
 mod reject;
 mod reply;
 mod restore;
@@ -45,10 +46,15 @@ mod verdict;
 mod vip;
 mod wire;
 
+use core::ptr;
+
 use aya_ebpf::{
-    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action::XDP_PASS},
-    macros::{classifier, xdp},
-    programs::{TcContext, XdpContext},
+    bindings::{
+        TC_ACT_SHOT, TC_ACT_UNSPEC,
+        xdp_action::{XDP_PASS, XDP_REDIRECT},
+    },
+    macros::{classifier, raw_tracepoint, xdp},
+    programs::{RawTracePointContext, TcContext, XdpContext},
 };
 use vipmux_common::abi::{
     CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, CALL_OTHER, DropReason, INTERFACE_BACKUP, Interface,
@@ -59,7 +65,7 @@ use crate::{
         ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, Untagged,
         VLAN_TAG_LENGTH,
     },
-    maps::{CALLS, CALLS_FRAGMENTED, CLASSIFIERS, INTERFACES},
+    maps::{CALLS, CALLS_FRAGMENTED, CLASSIFIERS, INTERFACES, activity},
     verdict::Verdict,
     wire::{pin, read},
 };
@@ -160,6 +166,7 @@ fn run_other<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
 fn handle<const FRAGMENTED: bool>(context: &XdpContext, frame: Frame) -> u32 {
     let ifindex = context.ingress_ifindex() as u32;
     let Some(interface) = INTERFACES.get(ifindex) else { return XDP_PASS };
+    show_run(interface);
     let length = frame.length;
     let own = frame.destination.word() == interface.mac.word();
     let is_v6 = frame.ethertype == ETHERTYPE_IPV6;
@@ -174,6 +181,21 @@ fn handle<const FRAGMENTED: bool>(context: &XdpContext, frame: Frame) -> u32 {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(is_v6)),
         Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(is_v6)),
         verdict => verdict.act(ifindex, length),
+    }
+}
+
+/// Shows the agent that the program runs on this port: a driver may have accepted the program and
+/// not run it. It writes only after the agent has looked. A card that its bond does not use shows
+/// nothing about the others.
+#[inline(always)]
+fn show_run(interface: &Interface) {
+    let activity = activity();
+    // SAFETY: a global of the programs, whose only field is an aligned number.
+    unsafe {
+        let ports = ptr::read_volatile(&raw const (*activity).ports);
+        if interface.bit & !ports != 0 && !is_backup(interface) {
+            ptr::write_volatile(&raw mut (*activity).ports, ports | interface.bit);
+        }
     }
 }
 
@@ -309,6 +331,26 @@ fn network(context: &TcContext) -> Option<(u16, usize)> {
     }
     // SAFETY: compared with the end above.
     Some((unsafe { read::<16, _>(start) }, network))
+}
+
+/// Counts frames that were refused at a redirect (`_trace_xdp_redirect_err` of
+/// include/linux/filter.h), in native and in generic mode.
+#[raw_tracepoint(tracepoint = "xdp_redirect_err")]
+pub fn vipmux_redirect_err(context: RawTracePointContext) -> i32 {
+    let error: i32 = context.arg(3);
+    refusal::count(&context, XDP_REDIRECT, error.unsigned_abs());
+    0
+}
+
+/// Counts frames that a driver could not send back, and aborted ones. After a refused redirect some
+/// drivers report this too.
+#[raw_tracepoint(tracepoint = "xdp_exception")]
+pub fn vipmux_exception(context: RawTracePointContext) -> i32 {
+    let action: u32 = context.arg(2);
+    if action != XDP_REDIRECT {
+        refusal::count(&context, action, 0);
+    }
+    0
 }
 
 #[cfg(not(test))]

@@ -6,14 +6,14 @@ use core::{mem::MaybeUninit, ptr};
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray},
 };
 use vipmux_common::{
     abi::{
-        Address, AffinityKey, AffinityValue, Backend, Budget, CALL_INGRESS, CALLS as CALL_COUNT, Config, Count,
-        DropReason, EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface, Leader,
-        Mac, Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
-        SpeakerKey, Stat, VipSlot, VipValue, capacity,
+        Activity, Address, AffinityKey, AffinityValue, Backend, Budget, CALL_INGRESS, CALLS as CALL_COUNT, Config,
+        Count, DropReason, EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface,
+        Leader, Mac, Member, Node, NodeLabel, Range, RefusalKey, Scratch, ServiceKey, ServiceOwner, ServiceState,
+        ServiceValue, Speaker, SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
     backend_nodes, budget,
     flow_table::Place,
@@ -31,6 +31,11 @@ static mut CONFIG: MaybeUninit<Config> = MaybeUninit::zeroed();
 #[unsafe(no_mangle)]
 static mut FENCE: MaybeUninit<Fence> = MaybeUninit::zeroed();
 
+/// As [`CONFIG`]. In a map of its own, since it is in use on all CPUs and rarely changes.
+#[unsafe(link_section = ".data.ACTIVITY")]
+#[unsafe(no_mangle)]
+static mut ACTIVITY: MaybeUninit<Activity> = MaybeUninit::zeroed();
+
 /// Returns the configuration.
 #[inline(always)]
 pub(crate) fn config() -> &'static Config {
@@ -42,6 +47,12 @@ pub(crate) fn config() -> &'static Config {
 #[inline(always)]
 pub(crate) fn fence() -> *mut Fence {
     (&raw mut FENCE).cast()
+}
+
+/// Returns where the XDP program ran.
+#[inline(always)]
+pub(crate) fn activity() -> *mut Activity {
+    (&raw mut ACTIVITY).cast()
 }
 
 #[map]
@@ -119,6 +130,12 @@ pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(
 /// Scratch space for map values, for which the stack has no room. It has no meaning between uses.
 #[map]
 pub(crate) static WORKSPACE: PerCpuArray<Workspace> = PerCpuArray::with_max_entries(1, 0);
+/// For the programs at tracepoints.
+#[map]
+pub(crate) static REFUSALS: PerCpuHashMap<RefusalKey, u64> = PerCpuHashMap::with_max_entries(capacity::REFUSALS, 0);
+/// The id of the XDP program whose refused frames are counted. It belongs to one agent.
+#[map]
+pub(crate) static TRACED: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
 #[map]

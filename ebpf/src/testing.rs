@@ -17,7 +17,7 @@ use aya_ebpf::{
         BPF_F_MMAPABLE, TC_ACT_OK, TC_ACT_UNSPEC,
         xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
     },
-    helpers::{bpf_jiffies64, bpf_redirect, bpf_xdp_adjust_head},
+    helpers::{bpf_jiffies64, bpf_redirect, bpf_redirect_peer, bpf_xdp_adjust_head},
     macros::{classifier, map, xdp},
     maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
     programs::{TcContext, XdpContext},
@@ -99,6 +99,30 @@ pub fn note_linear(context: TcContext) -> i32 {
         }
     }
     TC_ACT_UNSPEC
+}
+
+/// The interface of [`to_peer`] and [`to_outlet`], which the loader sets.
+#[unsafe(no_mangle)]
+static OUTLET: u32 = 0;
+
+#[inline(always)]
+fn outlet() -> u32 {
+    // SAFETY: the loader replaces the value, so the compiler must not know it.
+    unsafe { ptr::read_volatile(&raw const OUTLET) }
+}
+
+/// Delivers every frame at the other end of a veth, past the native XDP program there.
+#[classifier]
+pub fn to_peer(_context: TcContext) -> i32 {
+    // SAFETY: a helper without pointers.
+    unsafe { bpf_redirect_peer(outlet(), 0) as i32 }
+}
+
+/// Sends every frame by an interface.
+#[classifier]
+pub fn to_outlet(_context: TcContext) -> i32 {
+    // SAFETY: a helper without pointers.
+    unsafe { bpf_redirect(outlet(), 0) as i32 }
 }
 
 /// Writes the time of flow records, `jiffies_64`, to the frame's first eight bytes.

@@ -13,6 +13,7 @@
 //! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of
 //! it.
 
+mod bypass;
 mod tunnel;
 mod uplink;
 
@@ -23,7 +24,7 @@ use pnet::util::MacAddr;
 
 pub(crate) use self::uplink::plug_in;
 use self::uplink::{PassingProgram, plug_in_card};
-pub use self::{tunnel::Tunnel, uplink::Uplink};
+pub use self::{bypass::Bypass, tunnel::Tunnel, uplink::Uplink};
 use crate::{
     cleanup,
     ip_families::IpFamilies,
@@ -240,6 +241,17 @@ impl Lan {
     /// Undoes [`Self::attach_pass`].
     pub fn detach_pass(&mut self, port: &str) -> Result<()> {
         self.pass.detach(port)
+    }
+
+    /// Lets all frames to a node's card bypass native XDP there, as `bpf_redirect_peer` of Cilium does:
+    /// the kernel counts them as received, and gives them to the node's stack.
+    pub fn bypass(&self, node: &str) -> Result<Bypass> {
+        Bypass::begin(&self.switch, node)
+    }
+
+    /// Undoes [`Self::bypass`].
+    pub fn end_bypass(&self, bypass: Bypass) -> Result<()> {
+        bypass.end(&self.switch)
     }
 
     /// Gives every node a second card, eth1, on the same segment, with an address in 192.0.3.0/24.

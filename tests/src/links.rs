@@ -78,6 +78,15 @@ impl Links {
         }))
     }
 
+    /// Returns the number of frames that an interface has received.
+    pub fn received(&self, name: &str) -> Result<u64> {
+        let frames = self.message(name)?.attributes.into_iter().find_map(|attribute| match attribute {
+            LinkAttribute::Stats64(stats) => Some(stats.rx_packets),
+            _ => None,
+        });
+        frames.with_context(|| format!("{name} does not count frames"))
+    }
+
     fn message(&self, name: &str) -> Result<LinkMessage> {
         let mut links = pin!(self.handle.link().get().match_name(name).execute());
         self.runtime.block_on(links.try_next())?.with_context(|| format!("no interface {name}"))

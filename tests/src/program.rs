@@ -9,15 +9,17 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
+    maps::PerCpuHashMap,
     programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp, XdpMode},
 };
 
 use vipmux_common::{
-    abi::{FlowSet, VipSlot},
+    abi::{Activity, FlowSet, RefusalKey, VipSlot},
     service_index::IndexedService,
 };
 use vipmux_datapath::bpf::{
     object::object,
+    refusals::{self, Offsets},
     uninterrupted::uninterrupted,
     vip_index,
     xdp::{Buffers, load_xdp},
@@ -84,6 +86,8 @@ impl Program {
     /// Like [`Self::load_for`], from this data plane's object.
     pub fn load_object(object: &[u8], state: &State, flows: u32, buffers: Buffers) -> Result<Self> {
         let mut loader = EbpfLoader::new();
+        let offsets = Offsets::read();
+        offsets.iter().for_each(|offsets| offsets.set(&mut loader));
         let capacities = state.capacities(flows)?;
         for (name, entries) in &capacities {
             loader.map_max_entries(name, *entries);
@@ -143,6 +147,27 @@ impl Program {
     /// Returns the maps' content, with times as in the last installed state. (No program writes the indices.)
     pub fn state(&self) -> Result<State> {
         Ok(State { service_index: self.service_index.clone(), ..state::read(&self.ebpf, self.origin)? })
+    }
+
+    /// Counts the frames that the kernel refuses, until drop. The kernel must have BTF.
+    pub fn count_refusals(&mut self) -> Result<()> {
+        Ok(refusals::count(&mut self.ebpf, self.buffers.entry())?)
+    }
+
+    /// Returns the numbers of refused frames.
+    pub fn refusals(&self) -> Result<BTreeMap<RefusalKey, u64>> {
+        let counts: PerCpuHashMap<_, RefusalKey, u64> =
+            self.ebpf.map("REFUSALS").context("no map REFUSALS")?.try_into()?;
+        let sums = counts.iter().map(|entry| entry.map(|(key, counts)| (key, counts.iter().sum())));
+        Ok(sums.collect::<Result<_, _>>()?)
+    }
+
+    /// Returns the bits of the ports where the program showed that it ran, and clears them as the
+    /// agent does.
+    pub fn take_activity(&mut self) -> Result<u32> {
+        let found: Vec<Activity> = state::read_array(&self.ebpf, "ACTIVITY")?;
+        state::write_array(&mut self.ebpf, "ACTIVITY", &[Activity::default()])?;
+        Ok(found.first().context("no ACTIVITY")?.ports)
     }
 
     /// Returns the flow table.

@@ -3,6 +3,7 @@
 pub mod apply;
 pub mod attach;
 pub mod backend_indices;
+mod btf;
 pub mod clsact;
 pub mod dry_run;
 pub mod flow_table;
@@ -13,6 +14,7 @@ pub mod object;
 pub mod pinned;
 pub mod pins;
 pub mod place;
+pub mod refusals;
 pub mod service_index;
 mod syscall;
 pub mod tcx;

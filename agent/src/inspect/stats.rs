@@ -9,7 +9,13 @@ use crate::output::{
     Report,
     table::{Cell, Color, Table, Tone},
 };
-use vipmux_datapath::bpf::maps::{Maps, MapsError};
+use vipmux_datapath::{
+    bpf::{
+        maps::{Maps, MapsError},
+        refusals::Refusal,
+    },
+    link::interface_name,
+};
 
 /// One counter, summed over the CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,6 +35,31 @@ pub struct Stats {
     pub stats: Vec<Counter>,
     /// Drops by reason.
     pub drops: Vec<Counter>,
+    /// Frames that the kernel refused after the program's verdict; [`Self::stats`] has them too.
+    pub refused: Vec<RefusedFrames>,
+}
+
+/// Frames that the kernel refused for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RefusedFrames {
+    /// Where they came in, by name.
+    pub interface: String,
+    /// The verdict: `redirect`, `tx`, `aborted`, `other`.
+    pub action: &'static str,
+    /// The kernel's error, as in errno(3); empty: it names none.
+    pub error: String,
+    /// Their number.
+    pub frames: u64,
+}
+
+/// Returns the numbers of refused frames, by interface and reason.
+pub(crate) fn refused_frames(maps: &Maps) -> Result<Vec<RefusedFrames>, MapsError> {
+    let refusals = maps.read_refusals()?.into_iter();
+    let refused = refusals.map(|(key, frames)| {
+        let interface = interface_name(key.ifindex);
+        RefusedFrames { interface, action: Refusal(key).action(), error: Refusal(key).error(), frames }
+    });
+    Ok(refused.collect())
 }
 
 fn counters<T: Copy>(counts: Vec<(T, Count)>, name: impl Fn(T) -> &'static str, all: bool) -> Vec<Counter> {
@@ -42,6 +73,7 @@ impl Stats {
         Ok(Self {
             stats: counters(maps.read_stats()?, Stat::name, all),
             drops: counters(maps.read_drops()?, DropReason::name, all),
+            refused: refused_frames(maps)?,
         })
     }
 }
@@ -60,6 +92,10 @@ impl Report for Stats {
                 counter.packets.to_string().into(),
                 counter.bytes.to_string().into(),
             ]);
+        }
+        for RefusedFrames { interface, action, error, frames } in &self.refused {
+            let name = format!("refused:{action} {error} ({interface})");
+            table.row([Cell::toned(name, Tone::Warn), frames.to_string().into(), String::new().into()]);
         }
         table.print(out, color)
     }

@@ -12,7 +12,10 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, regis
 use vipmux_common::abi::{Address, Count, DropReason, Leader, Member, Role, Standing, Stat, VIP_LEADING, VipValue};
 
 use super::{amount, counters, gauge, gauges};
-use crate::inspect::names::{Claim, Names};
+use crate::inspect::{
+    names::{Claim, Names},
+    stats::{RefusedFrames, refused_frames},
+};
 use vipmux_datapath::bpf::{
     flow_table::FlowState,
     maps::{Maps, MapsError},
@@ -23,6 +26,7 @@ use vipmux_datapath::bpf::{
 pub struct MapMetrics {
     stats: Vec<(Stat, Count)>,
     drops: Vec<(DropReason, Count)>,
+    refused: Vec<RefusedFrames>,
     services: Vec<(Claim, Count)>,
     leaders: BTreeMap<Address, Leader>,
     members: BTreeMap<u32, Member>,
@@ -51,6 +55,7 @@ impl MapMetrics {
             flow_capacity: table.capacity(),
             stats: maps.read_stats()?,
             drops: maps.read_drops()?,
+            refused: refused_frames(maps)?,
             services: services(maps)?,
             leaders: maps.read_leaders()?,
             members: maps.read_members()?,
@@ -126,7 +131,14 @@ impl MapMetrics {
         let help = "Packets that the programs dropped, by reason (docs/packets.md)";
         counters(encoder, "vipmux_dropped_packets", help, drops(|count| count.packets))?;
         let help = "Bytes of these packets, from the Ethernet header on";
-        counters(encoder, "vipmux_dropped_bytes", help, drops(|count| count.bytes))
+        counters(encoder, "vipmux_dropped_bytes", help, drops(|count| count.bytes))?;
+        let refused = self.refused.iter().map(|it| {
+            let labels =
+                [("interface", it.interface.clone()), ("action", it.action.to_owned()), ("error", it.error.clone())];
+            (labels, it.frames)
+        });
+        let help = "Frames that the kernel refused after the programs' verdict (docs/packets.md)";
+        counters(encoder, "vipmux_refused_frames", help, refused)
     }
 
     fn encode_services(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -184,7 +196,9 @@ impl MapMetrics {
         let leaders =
             [(10, leader(1, Role::Leading)), (11, leader(2, Role::Following)), (12, leader(0, Role::Detecting))];
         let member = |standing: Standing| Member { standing: standing as u32, ..Member::default() };
+        let (interface, error) = ("eth0".to_owned(), "EMSGSIZE".to_owned());
         Self {
+            refused: vec![RefusedFrames { interface, action: "redirect", error, frames: 7 }],
             stats: Stat::ALL.iter().map(|stat| (*stat, count)).collect(),
             drops: DropReason::ALL.iter().map(|reason| (*reason, count)).collect(),
             services: vec![(claim("web", 80), count), (claim("a\"b", 0), count)],

@@ -55,6 +55,7 @@ struct ElectionMeters {
     contested: Gauge,
     forged: Counter,
     lossy: Gauge,
+    bypassed: Gauge,
     segments: Family<Label, Gauge>,
     nodes: Gauge,
     versions: Family<[(&'static str, String); 1], Gauge>,
@@ -148,6 +149,8 @@ impl ElectionMeters {
         registry.register("vipmux_forged_announcements", help, self.forged.clone());
         let help = "Interfaces where the frames that the programs send are lost";
         registry.register("vipmux_lossy_interfaces", help, self.lossy.clone());
+        let help = "Interfaces whose frames bypass the XDP program, although it is attached";
+        registry.register("vipmux_bypassed_interfaces", help, self.bypassed.clone());
         let help = "Segments by how this node reaches others there, and those where its path is cut";
         registry.register("vipmux_segments", help, self.segments.clone());
         registry.register("vipmux_nodes", "Nodes of the cluster that have an address", self.nodes.clone());
@@ -284,6 +287,11 @@ impl Meters {
     /// Sets the number of interfaces where the frames that the programs send are lost.
     pub fn lossy(&self, interfaces: usize) {
         self.election.lossy.set(whole(interfaces));
+    }
+
+    /// Sets the number of interfaces whose frames bypass the XDP program.
+    pub fn bypassed(&self, interfaces: usize) {
+        self.election.bypassed.set(whole(interfaces));
     }
 
     /// Sets the numbers of segments by how this node reaches others there, and of those where its path

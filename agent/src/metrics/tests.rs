@@ -58,6 +58,7 @@ fn values_have_the_right_names_and_labels() {
         &format!("vipmux_service_packets_total{service} 3"),
         &format!("vipmux_service_bytes_total{service} 180"),
         &format!("vipmux_service_flows_total{service} 2"),
+        r#"vipmux_refused_frames_total{interface="eth0",action="redirect",error="EMSGSIZE"} 7"#,
         r#"vipmux_vip_leading{vip="192.0.2.10"} 1.0"#,
         r#"vipmux_vip_leading{vip="192.0.2.12"} 0.0"#,
         r#"vipmux_vips{role="following"} 1.0"#,

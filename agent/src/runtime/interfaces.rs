@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
 };
 
-use vipmux_common::abi::{Mac, capacity};
+use vipmux_common::abi::{INTERFACE_BYPASSED, Mac, capacity};
 
 pub(super) use self::port::Attached;
 use super::{AgentError, kernel::Kernel, warnings::Warnings};
@@ -58,6 +58,10 @@ pub(super) struct AttachedInterfaces {
     ethtool: Ethtool,
     /// The ports in native mode whose frames are not known to arrive.
     silent: BTreeMap<u32, Delivery>,
+    /// The ports whose frames bypass the program.
+    bypassed: BTreeSet<u32>,
+    /// The ports whose frames bypassed the native program, although it was attached anew.
+    never_native: BTreeSet<u32>,
     /// The segments on which this node has no path to others.
     cut: BTreeSet<u32>,
     /// The Node's InternalIP is on none of the segments, but on a tunnel or a management network.
@@ -80,6 +84,8 @@ impl AttachedInterfaces {
             inlets: BTreeMap::new(),
             ethtool,
             silent: BTreeMap::new(),
+            bypassed: BTreeSet::new(),
+            never_native: BTreeSet::new(),
             cut: BTreeSet::new(),
             has_internal_ip_elsewhere: false,
             shared: Vec::new(),
@@ -155,7 +161,7 @@ impl AttachedInterfaces {
     }
 
     /// Returns whether a VIP with these bits and this VLAN can be announced now: a segment has a
-    /// carrier and a path to others, and the frames of the programs arrive there.
+    /// carrier and a path to others, and the program runs there and its frames arrive.
     pub(super) fn carries(&self, bits: u32, vlan: u32) -> bool {
         let mut announced = self.announced_on(bits, vlan).filter_map(|(ifindex, _)| self.segments.get(ifindex));
         announced.any(|segment| self.sends(segment, bits))
@@ -166,15 +172,16 @@ impl AttachedInterfaces {
         self.sends(segment, u32::MAX)
     }
 
-    /// Returns whether a segment has a carrier and a path to others, and the frames of the programs arrive
-    /// there from a port with one of these bits.
+    /// Returns whether a segment has a carrier and a path to others, and the program runs and its frames arrive
+    /// there, at a port with one of these bits.
     fn sends(&self, segment: &Segment, bits: u32) -> bool {
-        let is_heard = |port: &u32| !self.silent.contains_key(port) && self.has(*port, bits);
+        let is_heard =
+            |port: &u32| !self.silent.contains_key(port) && !self.bypassed.contains(port) && self.has(*port, bits);
         segment.carrier && !self.cut.contains(&segment.ifindex) && segment.ports.iter().any(is_heard)
     }
 
     /// Returns whether a port has one of these bits.
-    fn has(&self, port: u32, bits: u32) -> bool {
+    pub(super) fn has(&self, port: u32, bits: u32) -> bool {
         self.attached.get(&port).is_some_and(|attached| attached.bit & bits != 0)
     }
 
@@ -185,22 +192,72 @@ impl AttachedInterfaces {
         native.flat_map(|attached| links.veths_of(&attached.port)).map(|veth| veth.ifindex).collect()
     }
 
-    /// Returns whether frames of the programs are lost on all ports with one of these bits.
+    /// Returns whether this node gives no answers on all ports with one of these bits: the frames of
+    /// the programs are lost, or no program runs.
     pub(super) fn loses(&self, bits: u32) -> bool {
         let mut ports = self.attached.keys().filter(|port| self.has(**port, bits)).peekable();
-        ports.peek().is_some() && ports.all(|port| self.silent.get(port) == Some(&Delivery::Lost))
+        let is_lost = |port: &u32| self.bypassed.contains(port) || self.silent.get(port) == Some(&Delivery::Lost);
+        ports.peek().is_some() && ports.all(is_lost)
     }
 
-    /// Returns why frames of the programs are lost, if they are on any port.
+    /// Returns why this node gives no answers on some ports, if there are such.
     pub(super) fn loss(&self, links: &Links) -> Option<String> {
-        let names: Vec<_> = self.lossy().filter_map(|port| links.get(port)).map(|port| port.name.as_str()).collect();
-        (!names.is_empty()).then(|| {
+        let names = |ports: &mut dyn Iterator<Item = u32>| {
+            let names: Vec<_> = ports.filter_map(|port| links.get(port)).map(|port| port.name.as_str()).collect();
+            (!names.is_empty()).then(|| names.join(", "))
+        };
+        let lossy = names(&mut self.lossy()).map(|names| {
             format!(
-                "frames that native XDP sends are lost on {}: a veth needs an XDP program at its other end, or \
-                 generic mode (--xdp-mode auto)",
-                names.join(", ")
+                "frames that native XDP sends are lost on {names}: a veth needs an XDP program at its other end, or \
+                 generic mode (--xdp-mode auto)"
             )
-        })
+        });
+        let bypassed = names(&mut self.bypassed.iter().copied()).map(|names| {
+            format!(
+                "frames bypass the XDP program on {names}: it is attached, and does not run; generic mode helps if the \
+                 driver is the cause (--xdp-mode auto)"
+            )
+        });
+        lossy.into_iter().chain(bypassed).reduce(|lossy, bypassed| format!("{lossy}; {bypassed}"))
+    }
+
+    /// Returns the interfaces where the program of each port runs: itself, or the cards that a bond
+    /// uses.
+    pub(super) fn entrances(&self) -> BTreeMap<u32, BTreeSet<u32>> {
+        let of_port = |(ifindex, Attached { port, generic, .. }): (&u32, &Attached)| {
+            let mut used = &port.receivers - &port.backups;
+            if *generic {
+                used = [*ifindex].into();
+            } else if port.receivers.len() > 1 {
+                used.remove(ifindex);
+            }
+            (*ifindex, used)
+        };
+        self.attached.iter().map(of_port).collect()
+    }
+
+    /// Returns the number of ports whose frames bypass the program.
+    pub(super) fn bypassed(&self) -> usize {
+        self.bypassed.len()
+    }
+
+    /// Sets the ports whose frames bypass the program. Returns whether that changed.
+    pub(super) fn set_bypassed(&mut self, kernel: &mut Kernel, bypassed: BTreeSet<u32>) -> Result<bool, AgentError> {
+        let before = std::mem::replace(&mut self.bypassed, bypassed);
+        for ifindex in before.symmetric_difference(&self.bypassed).filter(|port| self.attached.contains_key(port)) {
+            let mut entry = kernel.interface(*ifindex);
+            let is_bypassed = self.bypassed.contains(ifindex);
+            entry.flags = entry.flags & !INTERFACE_BYPASSED | if is_bypassed { INTERFACE_BYPASSED } else { 0 };
+            kernel.write_interface(*ifindex, entry)?;
+        }
+        Ok(before != self.bypassed)
+    }
+
+    /// Lets a port take the program in generic mode, since its frames bypass the native one. Returns
+    /// false if generic mode is not allowed, or does not help either.
+    pub(super) fn leave_native(&mut self, ifindex: u32) -> bool {
+        let is_native = self.attached.get(&ifindex).is_some_and(|attached| !attached.generic);
+        is_native && self.settings.mode == XdpAttachMode::Auto && self.never_native.insert(ifindex)
     }
 
     /// Returns the ports where frames of the programs are lost.
@@ -335,13 +392,20 @@ impl AttachedInterfaces {
         Ok(())
     }
 
-    /// Returns the mode in which programs run. Native XDP loses frames on a veth: those that it
-    /// sends there, and those that it hands over to it from another port. So `auto` is generic on
-    /// all ports as soon as one is a veth.
-    fn mode(&self, links: &Links, segments: &Segments) -> XdpAttachMode {
+    /// Returns the mode in which programs run, and why it is generic in `auto`. Native XDP loses frames
+    /// on a veth: those that it sends there, and those that it hands over to it from another port. So
+    /// `auto` is generic on all ports as soon as one is a veth. The same holds if one cannot run it.
+    fn mode(&self, links: &Links, segments: &Segments) -> (XdpAttachMode, Option<&'static str>) {
+        let why = if links.has_veth(segments) {
+            "a veth loses frames of native XDP"
+        } else if segments.ports().keys().any(|port| self.never_native.contains(port)) {
+            "frames bypass native XDP"
+        } else {
+            return (self.settings.mode, None);
+        };
         match self.settings.mode {
-            XdpAttachMode::Auto if links.has_veth(segments) => XdpAttachMode::Generic,
-            mode => mode,
+            XdpAttachMode::Auto => (XdpAttachMode::Generic, Some(why)),
+            mode => (mode, None),
         }
     }
 

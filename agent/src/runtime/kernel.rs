@@ -186,6 +186,11 @@ impl Kernel {
         bit == 0 && flags & INTERFACE_TAGS == 0 && !has(LinkKind::Xdp) && !has(LinkKind::Ingress)
     }
 
+    /// Returns the bits of the ports where the XDP program ran since the last call.
+    pub(super) fn take_activity(&mut self) -> Result<u32, MapsError> {
+        self.maps.take_activity()
+    }
+
     /// Returns the pins.
     pub(super) fn pins(&self) -> &Pins {
         &self.pins

@@ -59,11 +59,11 @@ impl Agent {
         Ok(self.serving.note_links()?)
     }
 
-    /// Reports where and for which VIPs frames of the programs are lost. Returns these VIPs.
+    /// Reports where and for which VIPs this node gives no answers. Returns these VIPs.
     fn report_losses(&mut self, links: &Links, desired: &Desired) -> BTreeSet<Vip> {
         let (interfaces, node) = (&self.serving.interfaces, &self.node);
         let why = interfaces.loss(links);
-        self.telemetry.frames_lost(interfaces.lossy().count(), why.clone());
+        self.telemetry.answers_lost((interfaces.lossy().count(), interfaces.bypassed()), why.clone());
         let lost = desired.vips.iter().filter(|(_, vip)| interfaces.loses(vip.interfaces));
         let lossy: BTreeSet<_> = lost.map(|(vip, _)| *vip).collect();
         self.announcements.report_losses(&lossy, &format!("{node}: {}", why.unwrap_or_default()));

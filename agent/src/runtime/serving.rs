@@ -11,6 +11,7 @@ use vipmux_common::abi::{INTERFACE_FILTER, Mac};
 
 use super::{
     AgentError,
+    bypass::Remedy,
     desired::{DesiredInputs, PeerAddresses, PeerMacs, solicited_groups, unreachable_warning},
     handover_macs::HandoverMacs,
     interfaces::{AttachedInterfaces, SegmentChanges},
@@ -288,6 +289,25 @@ impl Serving {
                 self.forget_link(ifindex);
             }
         }
+    }
+
+    /// Lets the XDP program of a port whose frames bypass it be attached anew, or in generic mode. The
+    /// next reconciliation attaches it.
+    pub(super) fn remedy_bypass(&mut self, ifindex: u32, remedy: Remedy) -> Result<(), AgentError> {
+        let interface = interface_name(ifindex);
+        match remedy {
+            Remedy::Anew => {
+                tracing::warn!(interface, "frames bypass the XDP program, attaching it anew");
+                self.kernel.programs.detach_xdp(ifindex)?;
+                self.forget_link(ifindex);
+            }
+            Remedy::Generic if self.interfaces.leave_native(ifindex) => {
+                tracing::warn!(interface, "frames bypass the native XDP program although it was attached anew");
+                self.forget_link(ifindex);
+            }
+            Remedy::Generic => tracing::error!(interface, "frames bypass the XDP program, leading no VIP here"),
+        }
+        Ok(())
     }
 
     /// Lets an interface's programs be attached again, since its pinned link is not as desired.

@@ -97,9 +97,11 @@ impl Telemetry {
         self.faults.lease_operation(operation, result, now);
     }
 
-    /// Notes on how many interfaces frames of the programs are lost, and why.
-    pub(super) fn frames_lost(&self, interfaces: usize, why: Option<String>) {
-        self.meters.lossy(interfaces);
+    /// Notes on how many interfaces this node gives no answers, since frames of the programs are lost or
+    /// frames bypass the programs, and why.
+    pub(super) fn answers_lost(&self, (lossy, bypassed): (usize, usize), why: Option<String>) {
+        self.meters.lossy(lossy);
+        self.meters.bypassed(bypassed);
         self.liveness.frames_lost(why);
     }
 

@@ -279,7 +279,7 @@ fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
     ebpf.map_mut(name_in_object(name)).with_context(|| format!("no map {name}"))
 }
 
-fn write_array<T: Pod>(ebpf: &mut Ebpf, name: &str, values: &[T]) -> Result<()> {
+pub(super) fn write_array<T: Pod>(ebpf: &mut Ebpf, name: &str, values: &[T]) -> Result<()> {
     let mut array: Array<_, T> = map_mut(ebpf, name)?.try_into()?;
     for (index, value) in values.iter().enumerate() {
         array.set(u32::try_from(index)?, value, 0).with_context(|| format!("writing {name}[{index}]"))?;

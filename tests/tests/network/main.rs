@@ -5,6 +5,7 @@
 mod advertising;
 mod affinity;
 mod bad_days;
+mod bypass;
 mod changes;
 mod checking;
 mod closed;

@@ -46,7 +46,7 @@ fn expect_mode(cluster: &Cluster, card: &str, generic: bool) -> Result<()> {
 }
 
 /// Waits until `/readyz` on a node has this status and this line.
-fn await_readiness(cluster: &Cluster, node: &str, status: u16, line: &str) -> Result<()> {
+pub(crate) fn await_readiness(cluster: &Cluster, node: &str, status: u16, line: &str) -> Result<()> {
     let node = cluster.lan.node(node)?;
     wait::until(&format!("{status} with {line} from {}", node.name), PATIENCE, || {
         let (found, body) = scrape::get(node.namespace(), node.address, "/readyz", TIMEOUT)?;
@@ -56,18 +56,22 @@ fn await_readiness(cluster: &Cluster, node: &str, status: u16, line: &str) -> Re
     .with_context(|| cluster.last_outputs())
 }
 
-/// Waits until a node's metric of lost frames has this value.
 fn await_lossy(cluster: &Cluster, node: &str, expected: &str) -> Result<()> {
+    await_gauge(cluster, node, LOSSY, expected)
+}
+
+/// Waits until a node's metric without labels has this value.
+pub(crate) fn await_gauge(cluster: &Cluster, node: &str, metric: &str, expected: &str) -> Result<()> {
     let node = cluster.lan.node(node)?;
-    wait::until(&format!("{expected} interfaces that lose frames"), PATIENCE, || {
+    wait::until(&format!("{metric} {expected}"), PATIENCE, || {
         let metrics = Metrics::scrape(node.namespace(), node.address, TIMEOUT)?;
-        ensure!(metrics.has(LOSSY) && metrics.sum(LOSSY, &[]).to_string() == expected);
+        ensure!(metrics.has(metric) && metrics.sum(metric, &[]).to_string() == expected);
         Ok(())
     })
 }
 
 /// Runs `vipmux check` on an agent's node.
-fn check(cluster: &Cluster, node: &str, mode: &str) -> Result<(i32, String)> {
+pub(crate) fn check(cluster: &Cluster, node: &str, mode: &str) -> Result<(i32, String)> {
     let pins = cluster.agent(node)?.pins().as_os_str();
     let arguments = ["--interface", "eth0", "--xdp-mode", mode, "--node-name", node, "--manifests"].map(OsStr::new);
     let arguments = arguments.into_iter().chain([cluster.manifests.path().as_os_str(), OsStr::new("--pin-path"), pins]);

@@ -21,7 +21,7 @@ pub(crate) fn cases() -> Vec<Case> {
         .collect()
 }
 
-fn broadcast(source: Mac) -> Ethernet {
+pub(crate) fn broadcast(source: Mac) -> Ethernet {
     Ethernet::new(source, BROADCAST)
 }
 

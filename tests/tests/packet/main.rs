@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is test code")]
 
 mod abandoned;
+mod activity;
 mod affinity;
 mod arp;
 mod case;
@@ -30,6 +31,7 @@ mod plain;
 mod pool;
 mod property;
 mod records;
+mod refusals;
 mod reject;
 mod replies;
 mod reserve;

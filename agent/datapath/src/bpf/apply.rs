@@ -2,7 +2,9 @@
 
 use aya::maps::{MapError, lpm_trie::Key};
 use nix::time::{ClockId, clock_getres};
-use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, FlowSecret, Interface, NodeLabel, ServiceOwner, VipValue};
+use vipmux_common::abi::{
+    self, ABI_VERSION, Activity, Config, Fence, FlowSecret, Interface, NodeLabel, ServiceOwner, VipValue,
+};
 
 use super::maps::{Maps, MapsError, put, put_prefix};
 use vipmux_plan::Step;
@@ -118,6 +120,18 @@ impl Maps {
     pub fn write_deadline(&mut self, deadline: u64) -> Result<(), MapsError> {
         let fence = Fence { deadline, ..Fence::default() };
         self.fence.set(0, fence, 0).map_err(|source| MapsError::Write { map: "FENCE", source })
+    }
+
+    /// Returns the bits of the ports where the XDP program ran since the last call
+    /// ([`Interface::bit`]). A bit that is set meanwhile may be lost, until the next frame.
+    pub fn take_activity(&mut self) -> Result<u32, MapsError> {
+        const MAP: &str = "ACTIVITY";
+        let Activity { ports } = self.activity.get(&0, 0).map_err(|source| MapsError::Read { map: MAP, source })?;
+        if ports != 0 {
+            let none = Activity::default();
+            self.activity.set(0, none, 0).map_err(|source| MapsError::Write { map: MAP, source })?;
+        }
+        Ok(ports)
     }
 
     /// Writes an interface's entry. All zero: the programs ignore the interface.

@@ -230,6 +230,11 @@ impl Programs {
         Ok(clsact::remove(ifindex, qdisc_added)?)
     }
 
+    /// Detaches the XDP program from an interface.
+    pub fn detach_xdp(&self, ifindex: u32) -> Result<(), LoadError> {
+        detach_pin(&self.pins.link(LinkKind::Xdp, ifindex))
+    }
+
     /// Detaches the pinned links of an interface. The interface may be gone.
     pub fn detach(&self, ifindex: u32) -> Result<(), LoadError> {
         LinkKind::ALL.into_iter().try_for_each(|kind| detach_pin(&self.pins.link(kind, ifindex)))

@@ -20,17 +20,17 @@ use std::{
 use aya::{
     EbpfLoader,
     maps::{
-        Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuValues,
+        Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues,
         lpm_trie::{Key, LpmTrie},
     },
     util::nr_cpus,
 };
 use vipmux_common::{
     abi::{
-        ABI_VERSION, Address, AffinityKey, AffinityValue, BACKEND_GONE, Backend, Budget, Config, Count, DropReason,
-        EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member, Node,
-        NodeLabel, Range, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey,
-        Stat, VipSlot, VipValue,
+        ABI_VERSION, Activity, Address, AffinityKey, AffinityValue, BACKEND_GONE, Backend, Budget, Config, Count,
+        DropReason, EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member,
+        Node, NodeLabel, Range, RefusalKey, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
+        Speaker, SpeakerKey, Stat, VipSlot, VipValue,
     },
     flow_table::WAYS,
     service_index::IndexedService,
@@ -153,6 +153,8 @@ maps! {
     config: "CONFIG" => Array<Config>,
     /// `FENCE`: one element.
     fence: "FENCE" => Array<Fence>,
+    /// `ACTIVITY`: one element.
+    activity: "ACTIVITY" => Array<Activity>,
     /// `INTERFACES`: by ifindex.
     interfaces: "INTERFACES" => Array<Interface>,
     /// `VIPS`.
@@ -199,6 +201,8 @@ maps! {
     source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
     /// `BUDGETS`: by [`vipmux_common::budget`].
     budgets: "BUDGETS" => Array<Budget>,
+    /// `REFUSALS`.
+    refusals: "REFUSALS" => PerCpuHashMap<RefusalKey, u64>,
     /// `STATS`: by [`Stat`].
     stats: "STATS" => PerCpuArray<Count>,
     /// `DROPS`: by [`DropReason`].
@@ -209,7 +213,8 @@ maps! {
 
 /// The maps that are global variables of the programs, with their names in the BPF object: those of
 /// their sections.
-pub const GLOBALS: [(&str, &str); 2] = [("CONFIG", ".data.CONFIG"), ("FENCE", ".data.FENCE")];
+pub const GLOBALS: [(&str, &str); 3] =
+    [("CONFIG", ".data.CONFIG"), ("FENCE", ".data.FENCE"), ("ACTIVITY", ".data.ACTIVITY")];
 
 /// Returns a map's name in the BPF object.
 pub fn name_in_object(name: &str) -> &str {
@@ -435,6 +440,12 @@ impl Maps {
     pub fn read_drops(&self) -> Result<Vec<(DropReason, Count)>, MapsError> {
         let counts = sums("DROPS", &self.drops, self.drops.len())?;
         Ok(DropReason::ALL.iter().copied().zip(counts).collect())
+    }
+
+    /// Returns the numbers of frames that the kernel refused, summed over all CPUs.
+    pub fn read_refusals(&self) -> Result<BTreeMap<RefusalKey, u64>, MapsError> {
+        let counted = self.refusals.iter().map(|entry| entry.map(|(key, counts)| (key, counts.iter().sum())));
+        counted.collect::<Result<_, _>>().map_err(|source| MapsError::Read { map: "REFUSALS", source })
     }
 
     /// Returns the counters of the first `slots` slots, summed over all CPUs.

@@ -48,6 +48,9 @@ const CHUNK: usize = 256;
 /// The interval at which the other ends of veths are read: the kernel does not report their changes.
 const VETHS: Duration = Duration::from_secs(1);
 
+/// The interval at which the frames of ports are read.
+const FRAMES: Duration = Duration::from_secs(1);
+
 /// The pause before a removed or ignored neighbor entry is requested again, and before a failed
 /// socket is replaced.
 const RETRY: Duration = Duration::from_secs(1);
@@ -64,6 +67,8 @@ struct Targets {
     ports: BTreeSet<u32>,
     /// The other nodes on each segment.
     peers: PeersBySegment,
+    /// The ports whose frames are counted, each with the interfaces by which they come in.
+    entrances: BTreeMap<u32, BTreeSet<u32>>,
 }
 
 /// Keeps [`Links`] and [`ResolvedNeighbors`] up to date, in the network namespace of the thread
@@ -76,6 +81,7 @@ pub struct Monitor {
     links: watch::Receiver<Arc<Links>>,
     neighbors: watch::Receiver<Arc<ResolvedNeighbors>>,
     reaches: watch::Receiver<Arc<SegmentReaches>>,
+    frames: watch::Receiver<Arc<BTreeMap<u32, u64>>>,
     targets: watch::Sender<Targets>,
     task: JoinHandle<()>,
 }
@@ -91,14 +97,16 @@ impl Monitor {
         let (links_sender, links) = watch::channel(Arc::new(session.links.clone()));
         let (neighbors_sender, neighbors) = watch::channel(Arc::default());
         let (reaches_sender, reaches) = watch::channel(Arc::default());
+        let (frames_sender, frames) = watch::channel(Arc::default());
         let (targets, targets_receiver) = watch::channel(Targets::default());
         let follower = MonitorTask {
             targets: targets_receiver,
             links: links_sender,
             neighbors: neighbors_sender,
             reaches: reaches_sender,
+            frames: frames_sender,
         };
-        Ok(Self { links, neighbors, reaches, targets, task: tokio::spawn(follower.run(session)) })
+        Ok(Self { links, neighbors, reaches, frames, targets, task: tokio::spawn(follower.run(session)) })
     }
 
     /// Returns a receiver of the interfaces, now and as they change.
@@ -138,6 +146,18 @@ impl Monitor {
     /// Returns how this node reaches others on each [probed](Self::probe) segment.
     pub fn reaches(&self) -> Arc<SegmentReaches> {
         Arc::clone(&self.reaches.borrow())
+    }
+
+    /// Sets the ports whose frames are counted, each with the interfaces by which they come in: itself,
+    /// or a bond's cards.
+    pub fn count_frames(&self, entrances: BTreeMap<u32, BTreeSet<u32>>) {
+        self.change_targets(|targets| targets.entrances = entrances);
+    }
+
+    /// Returns the number of frames that came in by each [counted](Self::count_frames) port, as it was
+    /// up to a second ago.
+    pub fn frames(&self) -> Arc<BTreeMap<u32, u64>> {
+        Arc::clone(&self.frames.borrow())
     }
 
     fn change_targets(&self, change: impl FnOnce(&mut Targets)) {
@@ -283,6 +303,15 @@ impl NetlinkSession {
         self.execute(requests).await;
     }
 
+    /// Returns the number of frames that came in by each port.
+    async fn read_frames(&mut self, entrances: &BTreeMap<u32, BTreeSet<u32>>) -> BTreeMap<u32, u64> {
+        let mut frames = BTreeMap::new();
+        for (port, interfaces) in entrances {
+            frames.insert(*port, kernel::received(&self.requests, interfaces).await);
+        }
+        frames
+    }
+
     async fn read_routes(&mut self) -> Result<bool, LinkError> {
         let from = Instant::now();
         let changed = self.links.set_routes(routes::read(&self.requests).await?, Instant::now());
@@ -361,6 +390,7 @@ struct MonitorTask {
     links: watch::Sender<Arc<Links>>,
     neighbors: watch::Sender<Arc<ResolvedNeighbors>>,
     reaches: watch::Sender<Arc<SegmentReaches>>,
+    frames: watch::Sender<Arc<BTreeMap<u32, u64>>>,
 }
 
 impl MonitorTask {
@@ -395,7 +425,7 @@ impl MonitorTask {
     /// and the timers are instants.
     async fn follow(&mut self, session: &mut NetlinkSession) -> Result<(), LinkError> {
         self.set_targets(session).await?;
-        let (mut refresh_at, mut veths_at) = (None, Instant::now() + VETHS);
+        let (mut refresh_at, mut veths_at, mut frames_at) = (None, Instant::now() + VETHS, Instant::now());
         loop {
             if !session.neighbor_table.needs_refresh() {
                 refresh_at = None;
@@ -444,6 +474,11 @@ impl MonitorTask {
                 () = sleep_until(refresh_at.unwrap_or_else(Instant::now)), if refresh_at.is_some() => {
                     refresh_at = None;
                     session.refresh().await;
+                }
+                () = sleep_until(frames_at) => {
+                    frames_at = Instant::now() + FRAMES;
+                    let entrances = self.targets.borrow().entrances.clone();
+                    replace(&self.frames, &session.read_frames(&entrances).await);
                 }
                 () = sleep_until(veths_at), if !session.links.other_ends.is_empty() => {
                     veths_at = Instant::now() + VETHS;

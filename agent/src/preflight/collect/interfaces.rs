@@ -13,6 +13,7 @@ use netlink_packet_route::{
     rule::RuleAttribute,
 };
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
+use vipmux_common::abi::{INTERFACE_BYPASSED, RefusalKey};
 
 use super::{CheckOptions, generic_netlink, sysctls};
 use crate::preflight::findings::{
@@ -24,9 +25,11 @@ use crate::preflight::findings::{
 use vipmux_datapath::{
     bpf::{
         attach::Direction,
+        maps::Maps,
         pinned::PinnedObjects,
         pins::{DEFAULT_PIN_PATH, Pins},
         place::Chain,
+        refusals::Refusal,
         tcx,
     },
     link::{Ethtool, Interface, LinkError, Links, OtherEnd, Segment, SegmentPort, Segments, SharedSubnet, other_ends},
@@ -46,6 +49,10 @@ pub(super) struct InterfaceDetails {
     pub(super) pins: Pins,
     /// The objects there; none if the pins may not be read.
     pinned: PinnedObjects,
+    /// The interfaces whose frames bypass vipmux's program.
+    bypassed: BTreeSet<u32>,
+    /// The numbers of frames that the kernel refused.
+    refusals: BTreeMap<RefusalKey, u64>,
     /// The names of programs, by id.
     names: BTreeMap<u32, String>,
     ethtool: Option<Ethtool>,
@@ -181,11 +188,15 @@ impl InterfaceDetails {
         let running = || Pins::loaded().into_iter().find(|pins| runs_here(pins, &links));
         let may_be_elsewhere = pin_path == Path::new(DEFAULT_PIN_PATH) && !pin_path.exists();
         let pins = may_be_elsewhere.then(running).flatten().unwrap_or_else(|| Pins::new(pin_path));
+        // Without rights or an agent there is nothing to read.
+        let maps = Maps::open(pins.root()).ok();
         Ok(Self {
             links,
             other_ends: other_ends(veths).await?,
             advertised,
             pinned: PinnedObjects::read(&pins).unwrap_or_default(),
+            bypassed: maps.as_ref().map(bypassed).unwrap_or_default(),
+            refusals: maps.and_then(|maps| maps.read_refusals().ok()).unwrap_or_default(),
             pins,
             names: tcx::program_names(),
             ethtool: Ethtool::open().ok(),
@@ -260,7 +271,17 @@ impl InterfaceDetails {
             veths: links.veths_of(port).filter_map(|veth| self.other_end(veth)).collect(),
             attached: receivers().flat_map(|receiver| self.attached(receiver)).collect(),
             tags: port.tagged.then(|| self.tags(receivers())),
+            refused: self.refused(port),
         }
+    }
+
+    /// Returns the numbers of refused frames that came in by a port, by reason.
+    fn refused(&self, port: &SegmentPort) -> BTreeMap<String, u64> {
+        let mut refused = BTreeMap::new();
+        for (key, frames) in self.refusals.iter().filter(|(key, _)| port.receivers.contains(&key.ifindex)) {
+            *refused.entry(Refusal(*key).to_string()).or_default() += frames;
+        }
+        refused
     }
 
     /// Returns whether a program is vipmux's.
@@ -287,7 +308,8 @@ impl InterfaceDetails {
                 _ => return None,
             };
             let name = self.names.get(&id).cloned();
-            Some(AttachedProgram { interface: interface.name.clone(), id, name, generic, ours: self.is_ours(id) })
+            let (ours, bypassed) = (self.is_ours(id), self.bypassed.contains(&interface.ifindex));
+            Some(AttachedProgram { interface: interface.name.clone(), id, name, generic, ours, bypassed })
         };
         parts.flatten().filter_map(program).collect()
     }
@@ -309,6 +331,13 @@ impl InterfaceDetails {
         }
         Ok(all)
     }
+}
+
+/// Returns the interfaces whose frames bypass the program, as the agent found.
+fn bypassed(maps: &Maps) -> BTreeSet<u32> {
+    let interfaces = maps.read_interfaces().unwrap_or_default().into_iter();
+    let bypassed = interfaces.filter(|(_, interface)| interface.flags & INTERFACE_BYPASSED != 0);
+    bypassed.map(|(ifindex, _)| ifindex).collect()
 }
 
 /// Returns the ids of the XDP programs on an interface, and whether they run in generic mode.

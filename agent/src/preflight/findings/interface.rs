@@ -117,6 +117,8 @@ pub struct InterfaceObservation {
     pub attached: Vec<AttachedProgram>,
     /// Its handling of VLAN tags; `None`: frames have none.
     pub tags: Option<Seen<TagHandling>>,
+    /// The numbers of frames from there that the kernel refused after the program's verdict, by reason.
+    pub refused: BTreeMap<String, u64>,
 }
 
 /// An XDP program on an interface.
@@ -132,6 +134,8 @@ pub struct AttachedProgram {
     pub generic: bool,
     /// It is pinned below the pin path, so it is vipmux's.
     pub ours: bool,
+    /// Frames bypass it, as the agent found.
+    pub bypassed: bool,
 }
 
 /// A card's handling of VLAN tags.
@@ -181,7 +185,8 @@ fn of_one(kernel: &KernelObservation, veth: Option<&str>, one: &Result<SegmentOb
     let mut found = vec![shape(segment), carrier(segment)];
     found.extend(segment.shared.iter().map(|shared| shared_subnet(segment, shared)));
     for port in &segment.ports {
-        found.extend([xdp(kernel, veth, port), programs(port), mtu(port)].map(|finding| finding.about(&port.name)));
+        let of_port = [xdp(kernel, veth, port), programs(port), refused(port), mtu(port)];
+        found.extend(of_port.map(|finding| finding.about(&port.name)));
         found.extend(port.tags.as_ref().map(|tags| vlan(port, tags).about(&port.name)));
     }
     found
@@ -261,6 +266,12 @@ fn xdp(kernel: &KernelObservation, veth: Option<&str>, port: &InterfaceObservati
     let veth = veth.map(|veth| format!("{veth} is a veth, which loses frames that native XDP sends"));
     // A running program is better evidence than a prediction.
     if let Some(own) = port.attached.iter().find(|program| program.ours && program.interface == port.name) {
+        if own.bypassed {
+            let found = format!("frames bypass the agent's program: it is attached, but {driver} does not run it");
+            let remedy = "use --xdp-mode auto or generic; let nothing divert frames before the program \
+                          (docs/interfaces.md)";
+            return Finding::fail(CHECK, found, remedy);
+        }
         let native = || Finding::pass(CHECK, format!("native: the agent's program runs in {driver}"));
         return match (own.generic, kernel.mode) {
             (false, _) => loss(port).unwrap_or_else(native),
@@ -328,6 +339,16 @@ fn programs(port: &InterfaceObservation) -> Finding {
         )
     };
     Finding::fail(CHECK, format!("another XDP program: {named}; an interface can have only one"), remedy)
+}
+
+fn refused(port: &InterfaceObservation) -> Finding {
+    const CHECK: &str = "refused-frames";
+    if port.refused.is_empty() {
+        return Finding::pass(CHECK, "the kernel refused no frame that the program sent on");
+    }
+    let reasons = list(port.refused.iter().map(|(reason, frames)| format!("{frames} ({reason})")));
+    let remedy = "`vipmux inspect stats` shows whether the number grows; docs/packets.md explains the reasons";
+    Finding::warn(CHECK, format!("frames that the kernel refused after the program's verdict: {reasons}"), remedy)
 }
 
 fn mtu(port: &InterfaceObservation) -> Finding {

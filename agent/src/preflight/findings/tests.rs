@@ -43,6 +43,7 @@ fn good() -> Observations {
         features: Some(0x23),
         veths: BTreeMap::new(),
         attached: Vec::new(),
+        refused: BTreeMap::new(),
         tags: None,
     };
     let stack = InterfaceSysctlObservation {
@@ -155,7 +156,14 @@ fn process(name: &str, arguments: &str) -> ProcessObservation {
 }
 
 fn foreign(name: Option<&str>) -> AttachedProgram {
-    AttachedProgram { interface: "eth0".to_owned(), id: 7, name: name.map(str::to_owned), generic: false, ours: false }
+    AttachedProgram {
+        interface: "eth0".to_owned(),
+        id: 7,
+        name: name.map(str::to_owned),
+        generic: false,
+        ours: false,
+        bypassed: false,
+    }
 }
 
 fn unseen() -> Unseen {
@@ -310,6 +318,9 @@ fn each_state_of_an_interface_has_its_finding() {
         ("xdp-mode", Warn, "the agent's program runs in generic mode", "faster", |o| {
             port(o).attached = vec![AttachedProgram { ours: true, generic: true, ..foreign(None) }];
         }),
+        ("xdp-mode", Fail, "frames bypass the agent's program", "--xdp-mode auto", |o| {
+            port(o).attached = vec![AttachedProgram { ours: true, bypassed: true, ..foreign(None) }];
+        }),
         ("xdp-mode", Warn, "generic, which is slower: eth0 is a veth", "faster", |o| veth(o, OtherEnd::Program)),
         ("xdp-mode", Warn, "generic, which is slower: eth0 is a veth", "faster", |o| {
             veth(o, OtherEnd::NoProgram);
@@ -334,6 +345,9 @@ fn each_state_of_an_interface_has_its_finding() {
         ("xdp-mode", Pass, "as requested", "", |o| {
             veth(o, OtherEnd::NoProgram);
             o.kernel.mode = XdpAttachMode::Generic;
+        }),
+        ("refused-frames", Warn, "7 (redirect EMSGSIZE)", "docs/packets.md", |o| {
+            port(o).refused = [("redirect EMSGSIZE".to_owned(), 7)].into();
         }),
         ("xdp-program", Pass, "vipmux's own", "", |o| {
             port(o).attached = vec![AttachedProgram { ours: true, ..foreign(None) }];

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use vipmux_common::abi::{
-    self, INTERFACE_BACKUP, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC,
-    INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
+    self, INTERFACE_BACKUP, INTERFACE_BYPASSED, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT,
+    INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
 };
 
 use super::{
@@ -145,7 +145,7 @@ impl AttachedInterfaces {
         kernel: &mut Kernel,
         links: &Links,
         (interface, port): (&Interface, &SegmentPort),
-        mode: XdpAttachMode,
+        (mode, why): (XdpAttachMode, Option<&str>),
     ) -> Result<(), AgentError> {
         let (name, ifindex) = (&interface.name, interface.ifindex);
         let suits =
@@ -153,8 +153,8 @@ impl AttachedInterfaces {
         if self.attached.get(&ifindex).is_some_and(|attached| attached.port == *port && suits(attached)) {
             return Ok(());
         }
-        if mode != self.settings.mode {
-            tracing::warn!(interface = name, "a veth loses frames of native XDP, using the slower generic mode");
+        if let Some(why) = why {
+            tracing::warn!(interface = name, why, "using the slower generic mode");
         }
         let pinned = Some(kernel.interface(ifindex)).filter(|known| known.bit != 0);
         let Some(bit) = pinned.map(|known| known.bit).or_else(|| Self::free_bit(kernel)) else {
@@ -177,6 +177,7 @@ impl AttachedInterfaces {
                 (partial, INTERFACE_PARTIAL),
                 (own, INTERFACE_OWN_MAC),
                 (backup, INTERFACE_BACKUP),
+                (receiver.ifindex == ifindex && self.bypassed.contains(&ifindex), INTERFACE_BYPASSED),
             ];
             entry.flags |= flags.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag);
             entry.flags |= interface.mtu.min(u16::MAX.into()) << INTERFACE_MTU_SHIFT;
@@ -214,6 +215,7 @@ impl AttachedInterfaces {
     pub(super) fn detach(&mut self, kernel: &mut Kernel, links: &Links, ifindex: u32) -> Result<(), AgentError> {
         let announced = self.segments.get(ifindex).is_some() || !kernel.is_outlet_alone(ifindex);
         self.unlink(ifindex);
+        self.never_native.remove(&ifindex);
         let entry = kernel.interface(ifindex);
         kernel.write_interface(ifindex, abi::Interface { flags: entry.flags & MARKS, ..Default::default() })?;
         kernel.programs.detach(ifindex)?;

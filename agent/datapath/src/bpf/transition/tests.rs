@@ -24,7 +24,9 @@ const FLOWS: u32 = 4096;
 /// The differences of version 3: the sizes of values, and missing maps.
 const VERSION_3: [(&str, u32); 5] =
     [("CONFIG", 44), ("FENCE", 8), ("SERVICE_STATES", 8), ("TABLES", 4), ("FRAGMENTS", 24)];
-const NEW_SINCE: [&str; 10] = [
+const NEW_SINCE: [&str; 12] = [
+    "REFUSALS",
+    "ACTIVITY",
     "AFFINITY",
     "SOURCE_RANGES",
     "LEADERS",
