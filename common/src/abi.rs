@@ -577,6 +577,21 @@ pub struct Activity {
     pub ports: u32,
 }
 
+/// `TRACED[0]`: what the programs at tracepoints need to know, and in which places this kernel keeps it,
+/// in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traced {
+    /// The id of the agent's XDP program.
+    pub program: u32,
+    /// `net_device.ifindex`.
+    pub ifindex_offset: u32,
+    /// `bpf_prog.aux`.
+    pub aux_offset: u32,
+    /// `bpf_prog_aux.id`.
+    pub id_offset: u32,
+}
+
 /// Key of `REFUSALS`, which has the numbers of frames that the kernel refused after the XDP program's
 /// verdict.
 #[repr(C, align(8))]
@@ -624,6 +639,6 @@ const _: () = {
     assert!(capacity::NODES <= 1 << 16 && capacity::SEGMENTS.is_power_of_two());
     assert!(size_of::<Fence>() == 24);
     assert!(size_of::<Activity>() == 4);
-    assert!(size_of::<RefusalKey>() == 8);
+    assert!(size_of::<RefusalKey>() == 8 && size_of::<Traced>() == 16);
     assert!(size_of::<Count>() == 24);
 };

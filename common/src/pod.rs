@@ -3,8 +3,8 @@
 use crate::abi::{
     Activity, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence,
     FlowRecord, FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member, Node, NodeLabel,
-    Range, RefusalKey, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot,
-    VipValue,
+    Range, RefusalKey, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, Traced,
+    VipSlot, VipValue,
 };
 use crate::service_index::IndexedService;
 
@@ -47,6 +47,7 @@ pod!(
     ServiceValue,
     Speaker,
     SpeakerKey,
+    Traced,
     VipSlot,
     VipValue,
 );

@@ -13,7 +13,7 @@ use vipmux_common::{
         Activity, Address, AffinityKey, AffinityValue, Backend, Budget, CALL_INGRESS, CALLS as CALL_COUNT, Config,
         Count, DropReason, EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface,
         Leader, Mac, Member, Node, NodeLabel, Range, RefusalKey, Scratch, ServiceKey, ServiceOwner, ServiceState,
-        ServiceValue, Speaker, SpeakerKey, Stat, VipSlot, VipValue, capacity,
+        ServiceValue, Speaker, SpeakerKey, Stat, Traced, VipSlot, VipValue, capacity,
     },
     backend_nodes, budget,
     flow_table::Place,
@@ -133,9 +133,9 @@ pub(crate) static WORKSPACE: PerCpuArray<Workspace> = PerCpuArray::with_max_entr
 /// For the programs at tracepoints.
 #[map]
 pub(crate) static REFUSALS: PerCpuHashMap<RefusalKey, u64> = PerCpuHashMap::with_max_entries(capacity::REFUSALS, 0);
-/// The id of the XDP program whose refused frames are counted. It belongs to one agent.
+/// The XDP program whose refused frames are counted. It belongs to one agent.
 #[map]
-pub(crate) static TRACED: Array<u32> = Array::with_max_entries(1, 0);
+pub(crate) static TRACED: Array<Traced> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
 #[map]

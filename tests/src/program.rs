@@ -19,7 +19,7 @@ use vipmux_common::{
 };
 use vipmux_datapath::bpf::{
     object::object,
-    refusals::{self, Offsets},
+    refusals,
     uninterrupted::uninterrupted,
     vip_index,
     xdp::{Buffers, load_xdp},
@@ -86,8 +86,6 @@ impl Program {
     /// Like [`Self::load_for`], from this data plane's object.
     pub fn load_object(object: &[u8], state: &State, flows: u32, buffers: Buffers) -> Result<Self> {
         let mut loader = EbpfLoader::new();
-        let offsets = Offsets::read();
-        offsets.iter().for_each(|offsets| offsets.set(&mut loader));
         let capacities = state.capacities(flows)?;
         for (name, entries) in &capacities {
             loader.map_max_entries(name, *entries);

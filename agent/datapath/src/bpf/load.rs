@@ -25,7 +25,7 @@ use super::{
     object::{loader, object},
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
     place::load_classifiers,
-    refusals::{self, Offsets},
+    refusals,
     service_index::ServiceIndex,
     transition::Transition,
     vip_index::VipIndex,
@@ -158,9 +158,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         fs::create_dir_all(&folder).map_err(PinError::new("make", &folder))?;
     }
     let globals = read_globals(&maps)?;
-    let offsets = Offsets::read();
     let mut loader = loader();
-    offsets.iter().for_each(|offsets| offsets.set(&mut loader));
     use_pins(&mut loader, &maps, &globals);
     for (name, entries) in sizes(flows) {
         loader.map_max_entries(name, entries);
@@ -189,7 +187,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), lock };
     programs.pin()?;
     transition.finish(pins, || programs.take_over())?;
-    if let Err(error) = offsets.and_then(|_| refusals::count(&mut programs.ebpf, buffers.entry())) {
+    if let Err(error) = refusals::count(&mut programs.ebpf, buffers.entry()) {
         tracing::warn!(error = error_chain(&error), "frames that the kernel refuses are not counted");
     }
     Ok((programs, maps))

@@ -4,20 +4,18 @@
 use std::{fmt, io};
 
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf,
     maps::{Array, MapError},
     programs::{ProgramError, RawTracePoint},
 };
 use nix::errno::Errno;
-use vipmux_common::abi::RefusalKey;
+use vipmux_common::abi::{RefusalKey, Traced};
 
 use super::{btf::Btf, uninterrupted::uninterrupted};
 
 /// The programs, with their tracepoints.
 const PROGRAMS: [(&str, &str); 2] =
     [("vipmux_redirect_err", "xdp_redirect_err"), ("vipmux_exception", "xdp_exception")];
-/// The fields whose offsets the programs need, in the order of `OFFSETS` in `ebpf/src/refusal.rs`.
-const FIELDS: [(&str, &str); 3] = [("net_device", "ifindex"), ("bpf_prog", "aux"), ("bpf_prog_aux", "id")];
 
 /// Refused frames cannot be counted.
 #[derive(Debug, thiserror::Error)]
@@ -28,31 +26,19 @@ pub enum RefusalError {
     /// A program could not be loaded or attached.
     #[error("cannot attach a program to a tracepoint")]
     Program(#[from] ProgramError),
-    /// The XDP program's id could not be written.
+    /// What the programs need to know could not be written.
     #[error("cannot write the map TRACED")]
     Map(#[from] MapError),
-}
-
-/// The offsets of fields that the programs need.
-pub struct Offsets([u32; FIELDS.len()]);
-
-impl Offsets {
-    /// Finds them in the running kernel's BTF.
-    pub fn read() -> Result<Self, RefusalError> {
-        Ok(Self(Btf::of_kernel()?.offsets(FIELDS)?))
-    }
-
-    /// Gives them to the programs that will be loaded.
-    pub fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        loader.override_global("OFFSETS", self.0.as_slice(), true);
-    }
 }
 
 /// Counts the refused frames of this loaded XDP program, as long as `ebpf` lives.
 pub fn count(ebpf: &mut Ebpf, xdp: &str) -> Result<(), RefusalError> {
     let absent = || MapError::InvalidName { name: xdp.to_owned() };
-    let id = ebpf.program(xdp).ok_or_else(absent)?.info()?.id();
-    Array::try_from(ebpf.map_mut("TRACED").ok_or_else(absent)?)?.set(0, id, 0)?;
+    let fields = [("net_device", "ifindex"), ("bpf_prog", "aux"), ("bpf_prog_aux", "id")];
+    let [ifindex_offset, aux_offset, id_offset] = Btf::of_kernel()?.offsets(fields)?;
+    let program = ebpf.program(xdp).ok_or_else(absent)?.info()?.id();
+    let traced = Traced { program, ifindex_offset, aux_offset, id_offset };
+    Array::try_from(ebpf.map_mut("TRACED").ok_or_else(absent)?)?.set(0, traced, 0)?;
     for (name, tracepoint) in PROGRAMS {
         let program: &mut RawTracePoint = ebpf.program_mut(name).ok_or_else(absent)?.try_into()?;
         uninterrupted(|| program.load())?;

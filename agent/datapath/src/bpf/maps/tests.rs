@@ -27,10 +27,10 @@ fn every_declared_map_is_opened_and_every_pin_is_a_declared_map() {
     let named = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
     let kept = named(&[Maps::NAMES, Maps::CALLING].concat());
     assert_eq!(pinned, kept);
-    // Maps without meaning between packets, and between an agent's moves of programs, are not
-    // pinned.
+    // Maps without meaning between packets, between an agent's moves of programs, and without an
+    // agent, are not pinned.
     let kept: BTreeSet<_> = kept.iter().map(|name| name_in_object(name).to_owned()).collect();
-    assert_eq!(aya_names(), &kept | &named(&["WORKSPACE", "CLASSIFIERS"]));
+    assert_eq!(aya_names(), &kept | &named(&["WORKSPACE", "CLASSIFIERS", "TRACED"]));
 }
 
 /// Returns the names of the maps that the object declares.
