@@ -13,8 +13,7 @@ use core::ptr;
 use vipmux_common::{
     abi::{
         Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_ABANDONED, KNOWN_NEW, KNOWN_NO_BACKEND,
-        KNOWN_NO_SERVICE, KNOWN_OPENING, KNOWN_TOO_BIG, KNOWN_TTL_EXCEEDED, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL,
-        Scratch, Stat,
+        KNOWN_NO_SERVICE, KNOWN_OPENING, KNOWN_UNDELIVERABLE, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
     },
     hash,
 };
@@ -202,7 +201,7 @@ pub(crate) fn claimed(outcome: Outcome) -> Verdict {
 #[inline(always)]
 pub(crate) fn undeliverable() -> Verdict {
     match SCRATCH.get(0) {
-        Some(Scratch { known: KNOWN_TTL_EXCEEDED, .. }) => Verdict::drop(DropReason::TtlExceeded),
+        Some(Scratch { vip: 0, .. }) => Verdict::drop(DropReason::TtlExceeded),
         _ => Verdict::drop(DropReason::TooBig),
     }
 }
@@ -215,9 +214,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
         KNOWN_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
         KNOWN_ABANDONED => return abandoned::receive::<V6>(frame, interface),
-        KNOWN_TOO_BIG | KNOWN_TTL_EXCEEDED => {
-            return Ok(reject::undeliverable::<V6>(frame, interface, scratch.vip));
-        }
+        KNOWN_UNDELIVERABLE => return Ok(reject::undeliverable::<V6>(frame, interface, scratch.vip)),
         _ => {}
     }
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };

@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::bpf_redirect,
 };
 use vipmux_common::abi::{
-    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_TOO_BIG, KNOWN_TTL_EXCEEDED, Mac, Node,
+    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_UNDELIVERABLE, Mac, Node,
     Scratch, Stat,
 };
 
@@ -49,12 +49,10 @@ pub(crate) fn send<const V6: bool>(
     source: Mac,
     other_vlan: Option<u32>,
 ) -> Outcome {
-    if frame.available() > node.mtu as usize && node.mtu != 0 && !is_aggregate(frame, interface) {
-        return too_big(node.mtu);
-    }
+    let is_long = frame.available() > node.mtu as usize && node.mtu != 0 && !is_aggregate(frame, interface);
     let hops = packet.hops();
-    if hops <= 1 {
-        return tell(Scratch { known: KNOWN_TTL_EXCEEDED, ..Scratch::default() }, Verdict::ODD);
+    if is_long || hops <= 1 {
+        return undeliverable(if is_long { node.mtu } else { 0 });
     }
     packet.decrement_hops(hops);
     match other_vlan {
@@ -65,10 +63,10 @@ pub(crate) fn send<const V6: bool>(
     Ok(Verdict::forward(node.ifindex))
 }
 
-/// Passes a packet to the program that answers it.
+/// Passes a packet to the program that answers it. `mtu`: 0 if its TTL is at an end.
 #[inline(always)]
-fn too_big(mtu: u32) -> Outcome {
-    tell(Scratch { known: KNOWN_TOO_BIG, vip: mtu, ..Scratch::default() }, Verdict::ODD)
+fn undeliverable(mtu: u32) -> Outcome {
+    tell(Scratch { known: KNOWN_UNDELIVERABLE, vip: mtu, ..Scratch::default() }, Verdict::ODD)
 }
 
 /// Returns whether a packet stands for several, which are shorter: the kernel joins a sender's

@@ -10,7 +10,7 @@ use vipmux_common::{
 use crate::{
     client,
     frame::Frame,
-    maps::{NODES, VIP_INDEX, VIPS, copy},
+    maps::{NODES, VIP_INDEX, VIPS},
     packet::Packet,
     peer,
     wire::opaque,
@@ -64,7 +64,9 @@ pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &
         Indexed::Elsewhere => {
             // A copy, so that the packet's own need not be in memory.
             let address = *address;
-            let vip = copy(&VIPS, &address)?;
+            // SAFETY: a map value, which is always one of some VIP. As in `service::find`, it is read right
+            // after the lookup.
+            let vip = unsafe { &*VIPS.get_ptr(address)? };
             (vip.id, vip.flags, vip.interfaces, vip.vlan)
         }
         Indexed::Nowhere => return None,

@@ -109,7 +109,7 @@ pub struct Scratch {
     /// The known facts: 0 none, or one of the `KNOWN_` numbers.
     pub known: u32,
     /// [`super::VipValue::id`], with [`KNOWN_NEW`], [`KNOWN_OPENING`] and [`KNOWN_VIP`]. The path's
-    /// MTU in bytes, with [`KNOWN_TOO_BIG`].
+    /// MTU in bytes, or 0 for an end of the TTL, with [`KNOWN_UNDELIVERABLE`].
     pub vip: u32,
     /// [`super::VipValue::flags`], with the same as the id.
     pub vip_flags: u32,
@@ -123,17 +123,14 @@ pub const KNOWN_NEW: u32 = 1;
 pub const KNOWN_NO_SERVICE: u32 = 2;
 /// The packet's Service has no backend.
 pub const KNOWN_NO_BACKEND: u32 = 3;
-
-/// The packet is longer than the MTU of the path to its backend's node.
-pub const KNOWN_TOO_BIG: u32 = 4;
+/// The packet cannot be handed over: it is longer than the path's MTU, or its TTL is at an end.
+pub const KNOWN_UNDELIVERABLE: u32 = 4;
 /// The packet is a whole SYN or INIT to a VIP. Nobody has looked for a record of its flow.
 pub const KNOWN_OPENING: u32 = 5;
 /// The same, and its flow may have a record.
 pub const KNOWN_VIP: u32 = 6;
-/// The TTL or the hop limit of a packet to another node is at an end.
-pub const KNOWN_TTL_EXCEEDED: u32 = 7;
 /// The node's agent has been away for too long, and no node has handed the packet over.
-pub const KNOWN_ABANDONED: u32 = 8;
+pub const KNOWN_ABANDONED: u32 = 7;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;
