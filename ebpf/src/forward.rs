@@ -5,8 +5,8 @@ use aya_ebpf::{
     helpers::bpf_redirect,
 };
 use vipmux_common::abi::{
-    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_UNDELIVERABLE, Mac, Node,
-    Scratch, Stat,
+    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_UNDELIVERABLE, Mac,
+    Node, Scratch, Stat,
 };
 
 use crate::{

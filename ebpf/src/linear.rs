@@ -60,7 +60,9 @@ fn copied_segment(context: &TcContext, transport: &Transport, offset: usize) -> 
     let at = pin(header.as_mut_ptr() as usize);
     let length = transport.header_length()?;
     // SAFETY: the header has room for that many bytes; the context is valid for the whole run.
-    if unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), offset as u32, header.as_mut_ptr().cast(), length as u32) } != 0 {
+    if unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), offset as u32, header.as_mut_ptr().cast(), length as u32) }
+        != 0
+    {
         return None;
     }
     Transport { at, ..*transport }.segment(at + TRANSPORT).ok()

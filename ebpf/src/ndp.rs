@@ -158,11 +158,8 @@ fn link_layer(frame: &Frame, option: u16) -> Mac {
 #[inline(always)]
 fn advertise(frame: &Frame, interface: &Interface, message: &Message, sender: Mac) -> Option<Verdict> {
     let unspecified = message.source == Address::default();
-    let (to, to_mac, flags) = if unspecified {
-        (ALL_NODES, ALL_NODES_MAC, OVERRIDE)
-    } else {
-        (message.source, sender, OVERRIDE | SOLICITED)
-    };
+    let (to, to_mac, flags) =
+        if unspecified { (ALL_NODES, ALL_NODES_MAC, OVERRIDE) } else { (message.source, sender, OVERRIDE | SOLICITED) };
     let change = (frame.link + IPV6 + ADVERTISEMENT) as i32 - frame.length as i32;
     // SAFETY: the context is valid for the whole run.
     if change != 0 && unsafe { bpf_xdp_adjust_tail(frame.context, change) } != 0 {

@@ -1,6 +1,7 @@
 //! Measures vipmux. A packet's cost is in nanoseconds above an empty program in the same run. The
 //! other parts are packets per second of several cores ([`cores`]), connections beside a flood
-//! ([`mod@flood`]), packets per core beside nftables ([`forwarding`]), the duration of changes
+//! ([`mod@flood`]), packets per core beside nftables ([`forwarding`]), what a node's own traffic pays
+//! ([`node`]), the duration of changes
 //! ([`sync`]) and of views ([`inspect`]), the cost of allocations ([`allocation`]), and the outage of
 //! a VIP when its node fails ([`mod@failover`]).
 //!
@@ -19,6 +20,7 @@ mod goals;
 pub mod inspect;
 pub mod katran;
 mod measure;
+pub mod node;
 mod report;
 pub mod sync;
 mod workload;
@@ -72,6 +74,8 @@ pub enum Part {
     Flood,
     /// Packets per core, compared with nftables rules like kube-proxy's.
     Forwarding,
+    /// What a node's own traffic pays, compared with a node without vipmux.
+    Node,
     /// The duration of a change, from its file to the kernel.
     Sync,
     /// The cost of an allocation.
@@ -91,6 +95,7 @@ impl Part {
             Self::Cores => "cores",
             Self::Flood => "flood",
             Self::Forwarding => "forwarding",
+            Self::Node => "node",
             Self::Sync => "sync",
             Self::Allocate => "allocate",
             Self::Inspect => "inspect",
@@ -159,6 +164,13 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
     if wanted(Part::Forwarding) {
         let result = forwarding::run(plan, progress);
         note(Part::Forwarding, result.map(|rows| measured.forwarding = rows));
+    }
+    if wanted(Part::Node) {
+        let result = node::run(plan.repetitions, progress);
+        note(
+            Part::Node,
+            result.map(|(traffic, times)| (measured.own_traffic, measured.program_times) = (traffic, times)),
+        );
     }
     Report::new(plan, measured, failures)
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::{capabilities, cluster, setup, workspace};
 
 /// Parts of the bench that need no other program to compare with.
-const OTHER_PARTS: [&str; 7] = ["packets", "cores", "flood", "forwarding", "sync", "allocate", "inspect"];
+const OTHER_PARTS: [&str; 8] = ["packets", "cores", "flood", "forwarding", "node", "sync", "allocate", "inspect"];
 /// Parts that compare vipmux with other programs.
 const COMPARING_PARTS: [&str; 2] = ["all", "failover"];
 

@@ -11,6 +11,7 @@ use super::{
     forwarding::Rate,
     inspect::Elapsed,
     katran::Comparison,
+    node::OwnTraffic,
     sync::Latency,
 };
 
@@ -61,6 +62,8 @@ const BESIDE_SYNS: (u32, f64) = (16_384, 0.95);
 /// Cases, with their lowest rate as a multiple of nftables rules' rate.
 const FORWARDING: [(&str, f64); 4] =
     [("hand-over, established", 2.5), ("hand-over, new", 4.0), ("local, established", 1.3), ("local, new", 2.0)];
+/// The least rate of a node's own traffic over that without vipmux.
+const OWN_TRAFFIC: f64 = 0.99;
 /// The highest ratio of the cost with the most Services to that with the fewest.
 const GROWTH: f64 = 1.15;
 /// The bounds for a change of an endpoint and for a start, milliseconds.
@@ -75,7 +78,8 @@ const OURS: &str = "vipmux";
 
 /// Returns all goals that these figures cover. Packet costs are with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
-    let Measured { figures, ratios, katran, cores, flood, forwarding, sync, allocation, inspect, failover } = measured;
+    let Measured { figures, ratios, katran, cores, flood, forwarding, own_traffic, .. } = measured;
+    let Measured { sync, allocation, inspect, failover, .. } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
@@ -104,6 +108,10 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     for (case, least) in FORWARDING {
         let Some(Rate { ratio, .. }) = forwarding.iter().find(|rate| rate.case == case) else { continue };
         goals.push(Goal::at_least(format!("{case}: packets per second over nftables'"), *ratio, least));
+    }
+    for OwnTraffic { mode, case, ratio, .. } in own_traffic {
+        let goal = format!("a node's own traffic, {mode}, {case}: over that without vipmux");
+        goals.push(Goal::at_least(goal, *ratio, OWN_TRAFFIC));
     }
     for Latency { services, change_99, start, .. } in sync {
         goals.push(Goal::at_most(

@@ -1,5 +1,5 @@
 //! Katran's XDP program beside the data plane: the same packets in the same order, in the same kind
-//! of wrapper. Its object file is the user's (`--katran`); docs/benchmarks.md says how to build it.
+//! of wrapper. Its object file is the user's (`--katran`).
 
 use std::{fs, net::Ipv4Addr, path::Path, rc::Rc};
 

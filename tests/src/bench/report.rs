@@ -16,6 +16,7 @@ use super::{
     goals::{self, Goal},
     inspect::Elapsed,
     katran::{Beside, Comparison},
+    node::{OwnTraffic, ProgramTime},
     sync::Latency,
     wrapper::Sample,
 };
@@ -74,6 +75,10 @@ pub struct Measured {
     pub flood: Vec<Flood>,
     /// Packets per core.
     pub forwarding: Vec<Rate>,
+    /// Rates of a node's own traffic.
+    pub own_traffic: Vec<OwnTraffic>,
+    /// What each program needs for a packet of it.
+    pub program_times: Vec<ProgramTime>,
     /// The duration of changes, by the number of Services.
     pub sync: Vec<Latency>,
     /// The cost of allocations.
@@ -212,6 +217,9 @@ impl fmt::Display for Report {
         if !self.measured.forwarding.is_empty() {
             self.rates(f)?;
         }
+        if !self.measured.own_traffic.is_empty() {
+            self.own_traffic(f)?;
+        }
         if !self.measured.sync.is_empty() {
             self.latencies(f)?;
         }
@@ -305,6 +313,19 @@ impl Report {
         for Rate { case, services, data_plane, nftables, ratio, arrived } in &self.measured.forwarding {
             let (data_plane, nftables) = (data_plane / 1e3, nftables / 1e3);
             writeln!(f, "{case:<34}{services:>9}{data_plane:>12.0}{nftables:>9.0}{ratio:>9.2}{arrived:>9.3}")?;
+        }
+        Ok(())
+    }
+
+    fn own_traffic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let header = "a node's own traffic, MB or 1,000 per second";
+        writeln!(f, "\n{header:<46}{:>9}{:>9}{:>9}", "without", "vipmux", "ratio")?;
+        for OwnTraffic { mode, case, without, with, ratio } in &self.measured.own_traffic {
+            writeln!(f, "{:<46}{without:>9.1}{with:>9.1}{ratio:>9.3}", format!("{mode}: {case}"))?;
+        }
+        writeln!(f, "\n{:<46}{:>9}{:>9}", "the same: ns per packet, as the kernel measures", "packets", "ns")?;
+        for ProgramTime { mode, case, program, nanoseconds, packets } in &self.measured.program_times {
+            writeln!(f, "{:<46}{packets:>9}{nanoseconds:>9.0}", format!("{mode}: {case}, {program}"))?;
         }
         Ok(())
     }

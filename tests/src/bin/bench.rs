@@ -11,7 +11,7 @@ use vipmux_tests::bench::{self, Part, Plan, failover, katran::SERVICES};
 
 /// Measures the cost of a packet in the BPF programs above an empty program in the same run;
 /// packets per second of several cores; packets per core, compared with nftables rules like
-/// kube-proxy's; the duration of a change from its file to the kernel; the cost of an allocation;
+/// kube-proxy's; what a node's own traffic pays; the duration of a change from its file to the kernel; the cost of an allocation;
 /// the duration of `vipmux inspect flows` with a million flows; and the outage of a VIP when its
 /// node fails. Needs root.
 #[derive(Debug, Parser)]
@@ -38,8 +38,7 @@ struct Arguments {
     /// Records of the flow table; a power of two.
     #[arg(long, default_value_t = Plan::default().capacity, value_parser = clap::value_parser!(u32).range(1024..=1 << 22))]
     capacity: u32,
-    /// Measure a packet's cost in Katran too: the object file of its XDP program. docs/benchmarks.md
-    /// says how to build it.
+    /// Measure a packet's cost in Katran too: the object file of its XDP program.
     #[arg(long, value_name = "OBJECT")]
     katran: Option<PathBuf>,
     /// Runs of each case of a failover.
