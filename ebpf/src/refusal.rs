@@ -24,7 +24,7 @@ pub(crate) fn count(context: &RawTracePointContext, action: u32, errno: u32) {
         // A full map counts no further kinds.
         None => {
             let first = 1;
-            drop(REFUSALS.insert(&key, &first, 0));
+            let _full = REFUSALS.insert(&key, &first, 0);
         }
     }
 }
