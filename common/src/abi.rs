@@ -221,17 +221,19 @@ pub struct Interface {
     /// One bit, its place in [`VipValue::interfaces`]; zero: not attached. A bond's cards have the
     /// bond's bit.
     pub bit: u32,
-    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`], and
-    /// for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`], [`INTERFACE_QDISC`] and
-    /// [`INTERFACE_BYPASSED`]. From [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0: not known.
+    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`],
+    /// [`INTERFACE_NO_DIRECT`], and for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`],
+    /// [`INTERFACE_QDISC`] and [`INTERFACE_BYPASSED`]. From [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0:
+    /// not known.
     pub flags: u32,
 }
 
 /// The program runs in generic mode: the driver has no native XDP, or the configuration says so.
 pub const INTERFACE_GENERIC: u32 = 1;
-/// The interface receives frames from local senders, whose TCP and UDP checksums may be partial:
-/// only of the pseudo-header, with the rest left to a NIC that the frame never reaches
-/// (`CHECKSUM_PARTIAL` in include/linux/skbuff.h). These are veth, tap and virtio.
+/// Frames of this interface may have partial TCP and UDP checksums: only of the pseudo-header, with the
+/// rest left to a NIC that the frame may never reach (`CHECKSUM_PARTIAL` in include/linux/skbuff.h).
+/// Local senders make such frames (veth, tap, virtio). In generic mode the kernel does so too, when it
+/// joins segments (`tcp_gro_complete` in net/ipv4/tcp_offload.c).
 pub const INTERFACE_PARTIAL: u32 = 2;
 /// The agent made the driver leave VLAN tags in frames, and must undo that. Not read by programs.
 pub const INTERFACE_TAGS: u32 = 4;
@@ -249,6 +251,9 @@ pub const INTERFACE_OWN_MAC: u32 = 32;
 pub const INTERFACE_BACKUP: u32 = 64;
 /// Frames that come in here bypass the program, although it is attached. Not read by programs.
 pub const INTERFACE_BYPASSED: u32 = 128;
+/// The tc program for incoming packets is there for merged frames alone: no backend has direct server
+/// return.
+pub const INTERFACE_NO_DIRECT: u32 = 256;
 /// See [`Interface::flags`].
 pub const INTERFACE_MTU_SHIFT: u32 = 16;
 

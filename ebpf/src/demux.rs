@@ -59,7 +59,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         && forward::is_plain(config, interface)
     {
         count::service(known.slot(), frame.length, false);
-        return forward::send(frame, &packet, interface, node, config.handover, None);
+        return forward::send(frame, &packet, node, config.handover, None, false);
     }
     if let Some(backend) = known.plain_backend(config, &segment, now) {
         if handed_over {

@@ -19,7 +19,7 @@ use crate::{
     frame::ETHERNET_LENGTH,
     icmp::Embedded,
     known, linear,
-    maps::{INTERFACES, VIPS, copy},
+    maps::{VIPS, copy},
     neighbor,
     packet::{LATER, Packet},
     vip,
@@ -32,9 +32,7 @@ const AF_INET6: u8 = 10;
 /// Sends a packet to its backend. Leaves it to the stack if it is not for this interface's MAC, not
 /// for such a Service, or if the backend has the node's own address.
 #[inline(always)]
-pub(crate) fn receive<const V6: bool>(context: &TcContext) -> i32 {
-    // SAFETY: the context is valid for the whole run.
-    let Some(interface) = INTERFACES.get(unsafe { (*context.skb.skb).ifindex }) else { return TC_ACT_UNSPEC };
+pub(crate) fn receive<const V6: bool>(context: &TcContext, interface: &Interface) -> i32 {
     match network(context, interface) {
         Some(ETHERNET_LENGTH) => send::<V6>(context, interface, ETHERNET_LENGTH),
         Some(0) => send::<V6>(context, interface, 0),

@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::bpf_redirect,
 };
 use vipmux_common::abi::{
-    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_UNDELIVERABLE, Mac,
+    Config, DropReason, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_UNDELIVERABLE, Mac,
     Node, Scratch, Stat,
 };
 
@@ -13,6 +13,7 @@ use crate::{
     count,
     frame::Frame,
     maps::INTERFACES,
+    merged,
     packet::{Packet, Transport},
     partial,
     scratch::tell,
@@ -29,27 +30,30 @@ pub(crate) fn hand_over<const V6: bool>(
     interface: &Interface,
     node: &Node,
 ) -> Outcome {
-    send(frame, packet, interface, node, source(config, interface, node), node.other_vlan(frame.vlan))
+    let (source, vlan) = (source(config, interface, node), node.other_vlan(frame.vlan));
+    send(frame, packet, node, source, vlan, merged::is_merged(frame, interface))
 }
 
 /// Returns whether frames of this interface leave as they are but for the TTL and the MACs, with this
-/// node's hand-over MAC. Others may have partial checksums, or keep the interface's own MAC.
+/// node's hand-over MAC. Others may have partial checksums, stand for several, or keep the interface's
+/// own MAC.
 #[inline(always)]
 pub(crate) fn is_plain(config: &Config, interface: &Interface) -> bool {
-    interface.flags & (INTERFACE_PARTIAL | INTERFACE_OWN_MAC) == 0 && config.handover.word() != 0
+    interface.flags & (INTERFACE_GENERIC | INTERFACE_PARTIAL | INTERFACE_OWN_MAC) == 0 && config.handover.word() != 0
 }
 
-/// Sends the frame with these MACs, and with another tag if the path's VLAN is not the frame's.
+/// Sends the frame with these MACs, and with another tag if the path's VLAN is not the frame's. `merged`:
+/// the stack divides it.
 #[inline(always)]
 pub(crate) fn send<const V6: bool>(
     frame: &Frame,
     packet: &Packet<V6>,
-    interface: &Interface,
     node: &Node,
     source: Mac,
     other_vlan: Option<u32>,
+    merged: bool,
 ) -> Outcome {
-    let is_long = frame.available() > node.mtu as usize && node.mtu != 0 && !is_aggregate(frame, interface);
+    let is_long = !merged && frame.available() > node.mtu as usize && node.mtu != 0;
     let hops = packet.hops();
     if is_long || hops <= 1 {
         return undeliverable(if is_long { node.mtu } else { 0 });
@@ -60,6 +64,9 @@ pub(crate) fn send<const V6: bool>(
         Some(vlan) => frame.retag(node.mac, source, vlan).ok_or(DropReason::NodeUnreachable)?,
     }
     count::stat(Stat::HandedOver, frame.length);
+    if merged {
+        return merged::mark(frame.context, node.ifindex);
+    }
     Ok(Verdict::forward(node.ifindex))
 }
 
@@ -67,14 +74,6 @@ pub(crate) fn send<const V6: bool>(
 #[inline(always)]
 fn undeliverable(mtu: u32) -> Outcome {
     tell(Scratch { known: KNOWN_UNDELIVERABLE, vip: mtu, ..Scratch::default() }, Verdict::ODD)
-}
-
-/// Returns whether a packet stands for several, which are shorter: the kernel joins a sender's
-/// segments before generic XDP, and divides them again. Such a packet is longer than what the
-/// interface receives.
-#[inline(always)]
-fn is_aggregate(frame: &Frame, interface: &Interface) -> bool {
-    frame.available() > (interface.flags >> INTERFACE_MTU_SHIFT) as usize
 }
 
 /// As [`hand_over`], for a packet with its own checksum, which may have to be completed.

@@ -26,6 +26,7 @@ mod known;
 mod linear;
 mod lock;
 mod maps;
+mod merged;
 mod nat;
 mod ndp;
 mod neighbor;
@@ -57,7 +58,8 @@ use aya_ebpf::{
     programs::{RawTracePointContext, TcContext, XdpContext},
 };
 use vipmux_common::abi::{
-    CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, CALL_OTHER, DropReason, INTERFACE_BACKUP, Interface,
+    CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, CALL_OTHER, DropReason, INTERFACE_BACKUP, INTERFACE_NO_DIRECT,
+    Interface,
 };
 
 use crate::{
@@ -281,14 +283,23 @@ pub fn vipmux_egress(context: TcContext) -> i32 {
     }
 }
 
-/// Sends packets that the XDP program left for backends with direct server return. Attached only if
-/// there are such backends.
+/// Sends packets that the XDP program left: merged frames for other nodes, and packets for backends with
+/// direct server return. Attached only if there are any.
 #[classifier]
 pub fn vipmux_ingress(context: TcContext) -> i32 {
+    let skb = context.skb.skb;
+    if let Some(mark) = merged::Mark::find(skb) {
+        return mark.send(skb);
+    }
     // SAFETY: the context is valid for the whole run.
-    match unsafe { (*context.skb.skb).protocol } as u16 {
-        ETHERTYPE_IPV4 => direct::receive::<false>(&context),
-        ETHERTYPE_IPV6 => direct::receive::<true>(&context),
+    let (protocol, ifindex) = unsafe { ((*skb).protocol as u16, (*skb).ifindex) };
+    let Some(interface) = INTERFACES.get(ifindex) else { return TC_ACT_UNSPEC };
+    if interface.flags & INTERFACE_NO_DIRECT != 0 {
+        return TC_ACT_UNSPEC;
+    }
+    match protocol {
+        ETHERTYPE_IPV4 => direct::receive::<false>(&context, interface),
+        ETHERTYPE_IPV6 => direct::receive::<true>(&context, interface),
         _ => TC_ACT_UNSPEC,
     }
 }

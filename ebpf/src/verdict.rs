@@ -18,6 +18,8 @@ enum Action {
     Direct = 3,
     /// An answer: out of the ingress interface.
     Transmit = 4,
+    /// To the tc program of the ingress interface, which sends it to another node.
+    Merged = 7,
     /// Dropped, for this reason.
     Drop = 8,
 }
@@ -37,6 +39,7 @@ impl Verdict {
     pub(crate) const DELIVER: Self = Self(Action::Deliver as u64);
     pub(crate) const DIRECT: Self = Self(Action::Direct as u64);
     pub(crate) const TRANSMIT: Self = Self(Action::Transmit as u64);
+    pub(crate) const MERGED: Self = Self(Action::Merged as u64);
     /// For the program for new flows.
     pub(crate) const NEW: Self = Self(5);
     /// For the program for all other packets.
@@ -97,7 +100,7 @@ impl Verdict {
                 count::stat(Stat::Direct, length);
                 XDP_PASS
             }
-            Action::Deliver => XDP_PASS,
+            Action::Deliver | Action::Merged => XDP_PASS,
             Action::Transmit => XDP_TX,
             Action::Drop => {
                 count::drop(argument, length);
@@ -114,6 +117,7 @@ impl Verdict {
             2 => Action::Deliver,
             3 => Action::Direct,
             4 => Action::Transmit,
+            7 => Action::Merged,
             _ => Action::Drop,
         }
     }

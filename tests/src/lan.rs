@@ -347,6 +347,21 @@ impl Lan {
         self.switch.links(|links| links.set_up(node))
     }
 
+    /// Drops a node's frames that are longer than the MTU, as a wire does. The switch's ports must be
+    /// [`SwitchPorts::Plain`]: others merge frames.
+    pub fn drop_long_frames_of(&self, node: &str) -> Result<()> {
+        let mtu = self.options.mtu;
+        self.switch.nft(&format!(
+            "table netdev {node} {{
+                chain ingress {{
+                    type filter hook ingress device \"{node}\" priority 0;
+                    meta length > {mtu} drop
+                }}
+            }}"
+        ))?;
+        Ok(())
+    }
+
     /// Isolates a node: the switch forwards nothing to it or from it, but the node keeps its
     /// carrier.
     pub fn cut_off(&self, node: &str) -> Result<()> {

@@ -52,9 +52,10 @@ pub(super) struct AttachedInterfaces {
     /// The interfaces where replies are translated: the segments' own, their ports, and those with
     /// a route to a gateway.
     outlets: BTreeSet<u32>,
-    /// The ports that are known to have the ingress program (for direct server return), or not to
-    /// have it.
+    /// The ports that are known to have the ingress program, or not to have it.
     inlets: BTreeMap<u32, bool>,
+    /// There are backends with direct server return.
+    direct: bool,
     ethtool: Ethtool,
     /// The ports in native mode whose frames are not known to arrive.
     silent: BTreeMap<u32, Delivery>,
@@ -82,6 +83,7 @@ impl AttachedInterfaces {
             attached: BTreeMap::new(),
             outlets: BTreeSet::new(),
             inlets: BTreeMap::new(),
+            direct: false,
             ethtool,
             silent: BTreeMap::new(),
             bypassed: BTreeSet::new(),
@@ -312,7 +314,7 @@ impl AttachedInterfaces {
         own: Option<&[IpAddr]>,
         warnings: &mut Warnings,
     ) -> Result<SegmentChanges, AgentError> {
-        let (mut segments, errors) = self.wanted(links, own);
+        let (segments, errors) = self.wanted(links, own);
         for error in errors {
             warnings.add_error(error)?;
         }
@@ -321,14 +323,13 @@ impl AttachedInterfaces {
             // Before anything is served.
             self.attach_exits(kernel, links, &segments.outlets(), warnings);
         }
-        self.refused = false;
-        for segment in segments.clone().iter() {
-            if let Err(error) = self.attach_segment(kernel, links, &segments, segment) {
-                self.refused = true;
-                warnings.add_error(error)?;
-                segments.remove(segment.ifindex);
-            }
+        let mode = self.mode(links, &segments);
+        let mut usable = self.attach_segments(kernel, links, &segments, warnings)?;
+        if self.mode(links, &segments) != mode {
+            // A card without native XDP showed up among others.
+            usable = self.attach_segments(kernel, links, &segments, warnings)?;
         }
+        let segments = usable;
         let changes = self.replace_segments(segments);
         self.has_internal_ip_elsewhere = own.and_then(<[_]>::first).is_some_and(|own| !self.has_address(links, *own));
         self.update_silent(links);
@@ -345,6 +346,26 @@ impl AttachedInterfaces {
     fn has_address(&self, links: &Links, address: IpAddr) -> bool {
         let mut interfaces = self.segments.iter().filter_map(|segment| links.get(segment.ifindex));
         interfaces.any(|interface| interface.has(address))
+    }
+
+    /// Attaches the programs to segments, and returns those that can be used.
+    fn attach_segments(
+        &mut self,
+        kernel: &mut Kernel,
+        links: &Links,
+        segments: &Segments,
+        warnings: &mut Warnings,
+    ) -> Result<Segments, AgentError> {
+        let mut usable = segments.clone();
+        self.refused = false;
+        for segment in segments.iter() {
+            if let Err(error) = self.attach_segment(kernel, links, &usable, segment) {
+                self.refused = true;
+                warnings.add_error(error)?;
+                usable.remove(segment.ifindex);
+            }
+        }
+        Ok(usable)
     }
 
     /// Returns the segments to announce on. A named interface must be there at the start, and may
@@ -392,14 +413,19 @@ impl AttachedInterfaces {
         Ok(())
     }
 
-    /// Returns the mode in which programs run, and why it is generic in `auto`. Native XDP loses frames
-    /// on a veth: those that it sends there, and those that it hands over to it from another port. So
-    /// `auto` is generic on all ports as soon as one is a veth. The same holds if one cannot run it.
+    /// Returns the mode in which programs run, and why it is generic in `auto`. Ports hand frames over to
+    /// each other. Native XDP loses them on a veth, and on a card that cannot send what native XDP redirects
+    /// (`ndo_xdp_xmit`): each of these frames is refused with EOPNOTSUPP. So `auto` is generic on all ports
+    /// as soon as one is a veth, runs in generic mode, or does not run a native program that it took.
     fn mode(&self, links: &Links, segments: &Segments) -> (XdpAttachMode, Option<&'static str>) {
+        let ports = segments.ports();
+        let is_generic = |port: &u32| self.attached.get(port).is_some_and(|attached| attached.generic);
         let why = if links.has_veth(segments) {
             "a veth loses frames of native XDP"
-        } else if segments.ports().keys().any(|port| self.never_native.contains(port)) {
+        } else if ports.keys().any(|port| self.never_native.contains(port)) {
             "frames bypass native XDP"
+        } else if ports.keys().any(is_generic) {
+            "a port has no native XDP"
         } else {
             return (self.settings.mode, None);
         };

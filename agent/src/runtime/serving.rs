@@ -171,7 +171,7 @@ impl Serving {
         let table = self.nat_table.update(desired, uplinks);
         let has_direct = snat::has_direct(&table.elements);
         if has_direct {
-            self.interfaces.set_ingress(&mut self.kernel, links, true, warnings)?;
+            self.interfaces.set_direct(&mut self.kernel, links, true, warnings)?;
         }
         Ok(DesiredNat { table, has_direct })
     }
@@ -198,7 +198,7 @@ impl Serving {
         warnings: &mut Warnings,
     ) -> Result<(), AgentError> {
         if !nat.has_direct {
-            self.interfaces.set_ingress(&mut self.kernel, links, false, warnings)?;
+            self.interfaces.set_direct(&mut self.kernel, links, false, warnings)?;
         }
         let Synced { refused, unreachable, leftovers, .. } = synced;
         let retry = *leftovers || !refused.is_empty() || self.interfaces.has_refused();

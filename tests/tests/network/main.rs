@@ -33,6 +33,7 @@ mod leading;
 mod management;
 mod manifests;
 mod members;
+mod merged_frames;
 mod node_traffic;
 mod observing;
 mod outlets;

@@ -27,7 +27,7 @@ use crate::{
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// The node on both segments.
-const BETWEEN: &str = "node-1";
+pub(crate) const BETWEEN: &str = "node-1";
 /// Addresses on its second segment.
 pub(crate) const VIPS: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(203, 0, 113, 200), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 0x200));
@@ -273,7 +273,7 @@ fn learns_the_width(xdp_mode: &'static str) -> Result<()> {
 }
 
 /// Writes a Service at [`VIPS`] with these pods, and the pool with these addresses.
-fn write_beside(cluster: &Cluster, service: Service, pods: &[&str]) -> Result<()> {
+pub(crate) fn write_beside(cluster: &Cluster, service: Service, pods: &[&str]) -> Result<()> {
     let ranges = [format!("{}/32", VIPS.0), format!("{}/128", VIPS.1)];
     let pool = manifests::pool("beside", &[&ranges[0], &ranges[1]]);
     cluster.manifests.write("pool-2.yaml", &[pool])?;

@@ -1,6 +1,9 @@
 //! Tests machines whose address is not on the card itself, and egress programs without a link.
 
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::util::KernelVersion;
@@ -12,7 +15,7 @@ use vipmux_tests::{
     lan::{Lan, Node, Options, Uplink},
     links::End,
     manifests::{Manifests, VIP},
-    offload, wait,
+    offload, process, wait,
 };
 
 use crate::{ipv6, leading::WINDOW, services};
@@ -215,6 +218,43 @@ fn native_xdp_runs_where_frames_are_longer_than_a_page() -> Result<()> {
     let agent = agent::Agent::start(node, &agent::Options { interface: "big0".to_owned(), ..options })?;
     agent.wait_ready(PATIENCE)?;
     assert!(agent.process().output().contains(r#""mode":"native""#), "{}", agent.process().output());
+    Ok(())
+}
+
+/// Ports hand frames over to each other, and a card without native XDP takes none from native XDP.
+#[test]
+fn one_card_without_native_xdp_makes_all_cards_generic() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let node = &lan.nodes[0];
+    let mut tap = node.namespace().command("ip")?;
+    tap.args(["tuntap", "add", "tap0", "mode", "tap"]);
+    process::run(tap).context("no tap, which has native XDP and is no veth")?;
+    node.namespace().links(|links| {
+        links.add_macvlan("mac0", "eth0")?;
+        links.set_up("tap0")
+    })?;
+    let manifests = Manifests::for_lan(&lan)?;
+    let state = Folder::temporary("state")?;
+    let options = agent::Options::new(manifests.path(), state.path());
+    let start = |interfaces: &str| {
+        let options = agent::Options { interface: interfaces.to_owned(), xdp_mode: "auto", ..options.clone() };
+        let agent = agent::Agent::start(node, &options)?;
+        agent.wait_ready(PATIENCE)?;
+        anyhow::Ok(agent)
+    };
+    let modes = |agent: &agent::Agent| {
+        let programs = agent.inspect_json(node, &["prog"])?;
+        let attached = programs["programs"][0]["attached"].as_array().context("no places")?.clone();
+        let mode =
+            |place: &serde_json::Value| Some((place["interface"].as_str()?.to_owned(), place["generic"].as_bool()?));
+        anyhow::Ok(attached.iter().filter_map(mode).collect::<BTreeMap<_, _>>())
+    };
+    let mut agent = start("tap0")?;
+    assert_eq!(modes(&agent)?, BTreeMap::from([("tap0".to_owned(), false)]), "alone it is native");
+    let both = agent::Options { interface: "tap0,mac0".to_owned(), xdp_mode: "auto", ..options.clone() };
+    agent.restart_with(node, both)?;
+    agent.wait_ready(PATIENCE)?;
+    assert_eq!(modes(&agent)?, ["mac0", "tap0"].map(|name| (name.to_owned(), true)).into());
     Ok(())
 }
 

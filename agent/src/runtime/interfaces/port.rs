@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use vipmux_common::abi::{
     self, INTERFACE_BACKUP, INTERFACE_BYPASSED, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT,
+    INTERFACE_NO_DIRECT,
     INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
 };
 
@@ -108,30 +109,57 @@ impl AttachedInterfaces {
         Ok(kernel.write_interface(interface.ifindex, entry)?)
     }
 
-    /// Attaches the ingress program to all ports, which Services with direct server return need, or
-    /// detaches it.
-    pub(in crate::runtime) fn set_ingress(
+    /// Sets whether there are Services with direct server return. Attaches the ingress program to all
+    /// ports, which these Services need, or detaches it from native ones. In generic mode it also sends
+    /// merged frames, so it stays.
+    pub(in crate::runtime) fn set_direct(
         &mut self,
         kernel: &mut Kernel,
         links: &Links,
-        wanted: bool,
+        direct: bool,
         warnings: &mut Warnings,
     ) -> Result<(), AgentError> {
-        let is_so = |ifindex: &u32| self.inlets.get(ifindex) == Some(&wanted);
-        let others: Vec<_> = self.attached.keys().copied().filter(|port| !is_so(port)).collect();
-        for port in others.into_iter().filter_map(|port| links.get(port)) {
-            match if wanted { self.attach_inlet(kernel, port) } else { Self::detach_inlet(kernel, port) } {
-                Ok(()) => drop(self.inlets.insert(port.ifindex, wanted)),
-                Err(error) => warnings.add_error(error)?,
+        self.direct = direct;
+        let ports: Vec<_> = self.attached.iter().map(|(port, attached)| (*port, attached.generic)).collect();
+        for (port, generic) in ports {
+            let Some(port) = links.get(port) else { continue };
+            if let Err(error) = self.set_inlet(kernel, port, direct || generic) {
+                warnings.add_error(error)?;
+            }
+            let mut entry = kernel.interface(port.ifindex);
+            let flags = entry.flags & !INTERFACE_NO_DIRECT | self.direct_flag();
+            if flags != entry.flags {
+                entry.flags = flags;
+                kernel.write_interface(port.ifindex, entry)?;
             }
         }
+        Ok(())
+    }
+
+    /// Returns the flag for the ingress program.
+    fn direct_flag(&self) -> u32 {
+        if self.direct { 0 } else { INTERFACE_NO_DIRECT }
+    }
+
+    /// Attaches the ingress program to a port, or detaches it, unless that is done.
+    fn set_inlet(&mut self, kernel: &mut Kernel, port: &Interface, wanted: bool) -> Result<(), AgentError> {
+        if self.inlets.get(&port.ifindex) == Some(&wanted) {
+            return Ok(());
+        }
+        if wanted {
+            self.attach_inlet(kernel, port)?;
+        } else {
+            Self::detach_inlet(kernel, port)?;
+        }
+        self.inlets.insert(port.ifindex, wanted);
         Ok(())
     }
 
     fn attach_inlet(&self, kernel: &mut Kernel, port: &Interface) -> Result<(), AgentError> {
         let by = kernel.programs.attach_classifier(Direction::Ingress, &port.name, port.ifindex, self.settings.tc)?;
         Self::mark(kernel, port, by)?;
-        tracing::info!(interface = port.name, program = INGRESS_PROGRAM, "attached for direct server return");
+        let reason = if self.direct { "direct server return" } else { "merged frames" };
+        tracing::info!(interface = port.name, program = INGRESS_PROGRAM, reason, "attached for incoming packets");
         Ok(())
     }
 
@@ -154,7 +182,7 @@ impl AttachedInterfaces {
             return Ok(());
         }
         if let Some(why) = why {
-            tracing::warn!(interface = name, why, "using the slower generic mode");
+            tracing::warn!(interface = name, why, "using the slower generic mode on all ports");
         }
         let pinned = Some(kernel.interface(ifindex)).filter(|known| known.bit != 0);
         let Some(bit) = pinned.map(|known| known.bit).or_else(|| Self::free_bit(kernel)) else {
@@ -166,9 +194,12 @@ impl AttachedInterfaces {
         let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
         let programs = &mut kernel.programs;
         let generic = programs.attach_xdp(name, (ifindex, interface.mtu), mode, generic)?;
+        if generic {
+            self.set_inlet(kernel, interface, true)?;
+        }
         for receiver in receivers {
             let mut entry = kernel.interface(receiver.ifindex);
-            let partial = self.ethtool.has_local_senders(&receiver.name)?;
+            let partial = generic || self.ethtool.has_local_senders(&receiver.name)?;
             (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS);
             let own = self.settings.handover_mac == HandoverMac::Own;
             let backup = port.backups.contains(&receiver.ifindex);
@@ -180,6 +211,7 @@ impl AttachedInterfaces {
                 (receiver.ifindex == ifindex && self.bypassed.contains(&ifindex), INTERFACE_BYPASSED),
             ];
             entry.flags |= flags.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag);
+            entry.flags |= self.direct_flag();
             entry.flags |= interface.mtu.min(u16::MAX.into()) << INTERFACE_MTU_SHIFT;
             kernel.write_interface(receiver.ifindex, entry)?;
         }
