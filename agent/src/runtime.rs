@@ -25,6 +25,7 @@
 //! Queries come by a bounded channel ([`control`](crate::control)).
 
 mod address_conflicts;
+mod announcement_failures;
 mod announcements;
 mod bypass;
 mod conflict_events;

@@ -12,10 +12,10 @@ use vipmux_common::abi::Mac;
 use super::{
     AgentError,
     address_conflicts::AddressConflicts,
+    announcement_failures::AnnouncementFailures,
     conflict_events::{ANSWERS_LOST, VipProblem},
     interfaces::{AttachedInterfaces, SegmentChanges},
     kernel::{KernelError, boottime},
-    log_limit::LogLimit,
     serving::Serving,
 };
 use crate::metrics::Meters;
@@ -43,7 +43,7 @@ pub(super) struct Announcements {
     /// To the task that sends Events to the Services' owners.
     problems: mpsc::Sender<VipProblem>,
     meters: Meters,
-    log_limit: LogLimit,
+    failures: AnnouncementFailures,
 }
 
 /// The answers to address probes.
@@ -71,7 +71,7 @@ impl Announcements {
             lossy: BTreeSet::new(),
             problems,
             meters,
-            log_limit: LogLimit::default(),
+            failures: AnnouncementFailures::default(),
         })
     }
 
@@ -123,16 +123,22 @@ impl Announcements {
     }
 
     fn send(&mut self, frames: &[Frame]) {
-        let sent = frames.iter().map(|frame| self.sender.send(frame)).inspect(|sent| self.meters.announced(sent));
-        let errors: Vec<_> = sent.filter_map(Result::err).collect();
-        if let Some(error) = errors.first()
-            && self.log_limit.take(Instant::now())
-        {
-            tracing::warn!(
-                error = error as &dyn std::error::Error,
-                failed = errors.len(),
-                "announcements were not sent"
-            );
+        for frame in frames {
+            let (sent, now) = (self.sender.send(frame), Instant::now());
+            self.meters.announced(&sent);
+            let interface = || interface_name(frame.ifindex);
+            match sent {
+                Ok(()) => {
+                    if let Some(failed) = self.failures.sent(frame.ifindex, now) {
+                        tracing::info!(interface = interface(), failed, "announcements are sent again");
+                    }
+                }
+                Err(error) if self.failures.failed(frame.ifindex, now) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(interface = interface(), error, "announcements are not sent");
+                }
+                Err(_) => {}
+            }
         }
     }
 
@@ -207,9 +213,6 @@ impl Announcements {
     /// Logs how many lines were left out.
     pub(super) fn log_omitted(&mut self, now: Instant) {
         self.conflicts.log_omitted(now);
-        if let Some(omitted) = self.log_limit.end(now) {
-            tracing::warn!(untold = omitted, "more announcements were not sent");
-        }
     }
 }
 
