@@ -1,7 +1,10 @@
 //! Hand-over to the backend's node, on layer 2.
 
 use aya_ebpf::{
-    bindings::xdp_action::{XDP_ABORTED, XDP_REDIRECT},
+    bindings::{
+        xdp_action::{XDP_ABORTED, XDP_REDIRECT},
+        xdp_md,
+    },
     helpers::bpf_redirect,
 };
 use vipmux_common::abi::{
@@ -54,6 +57,7 @@ pub(crate) fn send<const V6: bool>(
     merged: bool,
 ) -> Outcome {
     let is_long = !merged && frame.available() > node.mtu as usize && node.mtu != 0;
+    let outlet = node.ifindex | if merged { merged::OUTLET } else { 0 };
     let hops = packet.hops();
     if is_long || hops <= 1 {
         return undeliverable(if is_long { node.mtu } else { 0 });
@@ -64,10 +68,7 @@ pub(crate) fn send<const V6: bool>(
         Some(vlan) => frame.retag(node.mac, source, vlan).ok_or(DropReason::NodeUnreachable)?,
     }
     count::stat(Stat::HandedOver, frame.length);
-    if merged {
-        return merged::mark(frame.context, node.ifindex);
-    }
-    Ok(Verdict::forward(node.ifindex))
+    Ok(Verdict::forward(outlet))
 }
 
 /// Passes a packet to the program that answers it. `mtu`: 0 if its TTL is at an end.
@@ -102,9 +103,12 @@ fn source(config: &Config, interface: &Interface, node: &Node) -> Mac {
     INTERFACES.get(node.ifindex).map_or(interface.mac, |outlet| outlet.mac)
 }
 
-/// Redirects to another interface than the ingress one.
+/// Redirects to another interface than the ingress one, or leaves a merged frame to the tc program.
 #[inline(always)]
-pub(crate) fn redirect(ifindex: u32) -> u32 {
+pub(crate) fn redirect(context: *mut xdp_md, ifindex: u32) -> u32 {
+    if ifindex & merged::OUTLET != 0 {
+        return merged::mark(context, ifindex & !merged::OUTLET);
+    }
     // SAFETY: a helper with plain arguments; its result is XDP_REDIRECT or XDP_ABORTED.
     let action = unsafe { bpf_redirect(ifindex, 0) };
     if action == i64::from(XDP_REDIRECT) { XDP_REDIRECT } else { XDP_ABORTED }

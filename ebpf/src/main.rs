@@ -182,7 +182,7 @@ fn handle<const FRAGMENTED: bool>(context: &XdpContext, frame: Frame) -> u32 {
     match Verdict::of(outcome) {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(is_v6)),
         Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(is_v6)),
-        verdict => verdict.act(ifindex, length),
+        verdict => verdict.act(context.ctx, ifindex, length),
     }
 }
 
@@ -214,7 +214,7 @@ fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
     match demux::claimed(demux::new::<V6>(&frame, interface)) {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(V6)),
         Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(V6)),
-        verdict => verdict.act(ifindex, length),
+        verdict => verdict.act(context.ctx, ifindex, length),
     }
 }
 
@@ -231,8 +231,8 @@ fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
     };
     match Verdict::of(outcome) {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(V6)),
-        Verdict::ODD => demux::undeliverable().act(ifindex, length),
-        verdict => verdict.act(ifindex, length),
+        Verdict::ODD => demux::undeliverable().act(context.ctx, ifindex, length),
+        verdict => verdict.act(context.ctx, ifindex, length),
     }
 }
 

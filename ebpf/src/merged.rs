@@ -11,22 +11,28 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::{
-    bindings::{__sk_buff, TC_ACT_SHOT, bpf_hdr_start_off::BPF_HDR_START_MAC, xdp_md},
+    bindings::{
+        __sk_buff, TC_ACT_SHOT,
+        bpf_hdr_start_off::BPF_HDR_START_MAC,
+        xdp_action::{XDP_ABORTED, XDP_PASS},
+        xdp_md,
+    },
     helpers::{
         bpf_redirect, bpf_skb_change_head, bpf_skb_load_bytes_relative, bpf_skb_store_bytes, bpf_xdp_adjust_meta,
     },
 };
-use vipmux_common::abi::{DropReason, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, Interface};
+use vipmux_common::abi::{INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, Interface};
 
 use crate::{
     frame::{ETHERNET_LENGTH, Frame},
-    verdict::{Outcome, Verdict},
     wire::{pin, read, write},
 };
 
 /// Bytes of the metadata, a multiple of 4. The last eight are the mark. The others are there for
 /// [`Mark::find`].
 const LENGTH: usize = 24;
+/// Beside the outlet's ifindex in a verdict: the frame is merged.
+pub(crate) const OUTLET: u32 = 1 << 30;
 /// The first word of a mark. The second one is the outlet's ifindex.
 const MAGIC: u32 = u32::from_be_bytes(*b"vpmx");
 
@@ -37,11 +43,10 @@ pub(crate) fn is_merged(frame: &Frame, interface: &Interface) -> bool {
     interface.flags & INTERFACE_GENERIC != 0 && frame.available() > (interface.flags >> INTERFACE_MTU_SHIFT) as usize
 }
 
-/// Marks a frame for the tc program, which sends it to this interface. Then nothing may be read or
-/// written.
+/// Marks a frame for the tc program, which sends it to this interface. Returns the kernel's action.
 #[inline(always)]
-pub(crate) fn mark(context: *mut xdp_md, outlet: u32) -> Outcome {
-    if merged_mark(context, outlet) == 0 { Ok(Verdict::MERGED) } else { Err(DropReason::NodeUnreachable.into()) }
+pub(crate) fn mark(context: *mut xdp_md, outlet: u32) -> u32 {
+    if merged_mark(context, outlet) == 0 { XDP_PASS } else { XDP_ABORTED }
 }
 
 /// Returns zero, or one if the frame has no room for the mark. The verifier checks this function on its

@@ -1,6 +1,9 @@
 //! The verdict on a frame.
 
-use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
+use aya_ebpf::bindings::{
+    xdp_action::{XDP_DROP, XDP_PASS, XDP_TX},
+    xdp_md,
+};
 use vipmux_common::abi::{DropReason, Stat};
 
 use crate::{count, forward};
@@ -18,8 +21,6 @@ enum Action {
     Direct = 3,
     /// An answer: out of the ingress interface.
     Transmit = 4,
-    /// To the tc program of the ingress interface, which sends it to another node.
-    Merged = 7,
     /// Dropped, for this reason.
     Drop = 8,
 }
@@ -39,7 +40,6 @@ impl Verdict {
     pub(crate) const DELIVER: Self = Self(Action::Deliver as u64);
     pub(crate) const DIRECT: Self = Self(Action::Direct as u64);
     pub(crate) const TRANSMIT: Self = Self(Action::Transmit as u64);
-    pub(crate) const MERGED: Self = Self(Action::Merged as u64);
     /// For the program for new flows.
     pub(crate) const NEW: Self = Self(5);
     /// For the program for all other packets.
@@ -81,11 +81,11 @@ impl Verdict {
     /// Counts a frame of this length, and returns the kernel's action. The verdict is not for
     /// another program.
     #[inline(always)]
-    pub(crate) fn act(self, ifindex: u32, length: u64) -> u32 {
+    pub(crate) fn act(self, context: *mut xdp_md, ifindex: u32, length: u64) -> u32 {
         let argument = (self.0 >> 32) as u32;
         if self.0 & Self::FORWARD != 0 {
             let outlet = argument & !(1 << 31);
-            return if outlet == ifindex { XDP_TX } else { forward::redirect(outlet) };
+            return if outlet == ifindex { XDP_TX } else { forward::redirect(context, outlet) };
         }
         match self.action() {
             Action::Pass => {
@@ -100,7 +100,7 @@ impl Verdict {
                 count::stat(Stat::Direct, length);
                 XDP_PASS
             }
-            Action::Deliver | Action::Merged => XDP_PASS,
+            Action::Deliver => XDP_PASS,
             Action::Transmit => XDP_TX,
             Action::Drop => {
                 count::drop(argument, length);
@@ -117,7 +117,6 @@ impl Verdict {
             2 => Action::Deliver,
             3 => Action::Direct,
             4 => Action::Transmit,
-            7 => Action::Merged,
             _ => Action::Drop,
         }
     }
