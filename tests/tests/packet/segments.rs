@@ -178,7 +178,7 @@ const WIDE: u32 = 1_500;
 fn marked(frame: Vec<u8>) -> Vec<u8> {
     let magic = u32::from_be_bytes(*b"vpmx").to_ne_bytes();
     let outlet = u32::try_from(IFINDEX).unwrap().to_ne_bytes();
-    [&[0; 16], magic.as_slice(), &outlet, &frame].concat()
+    [[0; 16].as_slice(), &magic, &outlet, &frame].concat()
 }
 
 /// The path is narrower than the interface where packets come in.
