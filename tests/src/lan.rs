@@ -10,10 +10,12 @@
 //!       pod     pod       pod        10.244.NODE.X, 2001:db8:244:NODE::X, by a PodNetwork
 //! ```
 //!
+//! A node's cable is a veth, or a wire between two cards ([`mod@card`]).
 //! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of
 //! it.
 
 mod bypass;
+mod card;
 mod tunnel;
 mod uplink;
 
@@ -23,8 +25,11 @@ use anyhow::{Context as _, Result};
 use pnet::util::MacAddr;
 
 pub(crate) use self::uplink::plug_in;
-use self::uplink::{PassingProgram, plug_in_card};
 pub use self::{bypass::Bypass, tunnel::Tunnel, uplink::Uplink};
+use self::{
+    card::Wire,
+    uplink::{PassingProgram, plug_in_card},
+};
 use crate::{
     cleanup,
     ip_families::IpFamilies,
@@ -232,8 +237,12 @@ impl Lan {
         Ok(lan)
     }
 
-    /// Lets a port of the switch take the frames that native XDP on its other end sends.
+    /// Lets a port of the switch take the frames that native XDP on its other end sends. Cards other than veths
+    /// do so by themselves.
     pub fn attach_pass(&mut self, port: &str) -> Result<()> {
+        if Wire::of(port)?.is_some() {
+            return Ok(());
+        }
         let pass = &mut self.pass;
         self.switch.run(|| pass.attach(port))
     }
@@ -430,9 +439,11 @@ impl Lan {
         for (namespace, port, number) in
             [(&node.namespace, node.name.as_str(), 1), (&client.namespace, "client-1", 101)]
         {
-            // A veth would carry the tag beside the frame, where XDP does not see it.
-            namespace.run(|| offload::disable("eth0", Offload::TxVlan))?;
-            self.switch.run(|| offload::disable(port, Offload::TxVlan))?;
+            if Wire::of(port)?.is_none() {
+                // A veth would carry the tag beside the frame, where XDP does not see it.
+                namespace.run(|| offload::disable("eth0", Offload::TxVlan))?;
+                self.switch.run(|| offload::disable(port, Offload::TxVlan))?;
+            }
             namespace.links(|links| {
                 links.add_vlan(INTERFACE, "eth0", VLAN)?;
                 links.set_up(INTERFACE)?;

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
 use netlink_packet_route::{
     address::AddressHeaderFlags,
-    link::{BondMode, InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, MacVlanMode, XdpAttached},
+    link::{BondMode, InfoData, InfoVeth, LinkAttribute, LinkFlags, LinkMessage, LinkXdp, MacVlanMode, XdpAttached},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
     route::{RouteAttribute, RouteMetric, RouteScope},
 };
@@ -118,6 +118,25 @@ impl Links {
             .with_context(|| format!("cannot make the veth pair {} and {}", here.name, there.name))?;
         // The kernel cannot set the peer up while it makes the pair.
         namespace.links(|links| links.set_up(there.name))
+    }
+
+    /// Moves an interface to a namespace, with this name and MAC, and sets it up there.
+    pub fn give(&self, name: &str, end: End<'_>, namespace: &Namespace) -> Result<()> {
+        self.set(
+            LinkUnspec::new_with_index(self.index(name)?)
+                .name(end.name.to_owned())
+                .setns_by_fd(namespace.file().as_raw_fd()),
+        )
+        .with_context(|| format!("cannot move {name} to {}", namespace.name()))?;
+        namespace.links(|links| {
+            end.mac.map_or(Ok(()), |mac| links.set_mac(end.name, mac))?;
+            links.set_up(end.name)
+        })
+    }
+
+    /// Returns whether an interface has a carrier.
+    pub fn has_carrier(&self, name: &str) -> Result<bool> {
+        Ok(self.message(name)?.header.flags.contains(LinkFlags::LowerUp))
     }
 
     /// Makes a bridge that behaves like a plain switch: it forwards at once, and floods multicast.

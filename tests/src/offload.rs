@@ -22,6 +22,41 @@ const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 /// `ETHTOOL_SGRO` of linux/ethtool.h.
 const ETHTOOL_SGRO: u32 = 0x2c;
 
+/// `ETH_FLAG_LRO` of linux/ethtool.h.
+const ETH_FLAG_LRO: u32 = 1 << 15;
+
+/// A setting of `ethtool -K`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feature {
+    /// Its name there.
+    pub name: &'static str,
+    get: u32,
+    set: u32,
+    /// Its bit, if the commands read and write several settings.
+    flag: u32,
+}
+
+impl Feature {
+    /// All that concern received or sent frames.
+    pub const ALL: [Self; 9] = [
+        Self { name: "rx", get: 0x14, set: 0x15, flag: 1 },
+        Self { name: "tx", get: 0x16, set: ETHTOOL_STXCSUM, flag: 1 },
+        Self { name: "sg", get: 0x18, set: 0x19, flag: 1 },
+        Self { name: "tso", get: 0x1e, set: 0x1f, flag: 1 },
+        Self { name: "gso", get: 0x23, set: 0x24, flag: 1 },
+        Self { name: "gro", get: 0x2b, set: ETHTOOL_SGRO, flag: 1 },
+        Self { name: "lro", get: ETHTOOL_GFLAGS, set: ETHTOOL_SFLAGS, flag: ETH_FLAG_LRO },
+        Self { name: "rxvlan", get: ETHTOOL_GFLAGS, set: ETHTOOL_SFLAGS, flag: ETH_FLAG_RXVLAN },
+        Self { name: "txvlan", get: ETHTOOL_GFLAGS, set: ETHTOOL_SFLAGS, flag: ETH_FLAG_TXVLAN },
+    ];
+
+    /// Inverts the setting, in the calling thread's network namespace. Returns whether the interface allows that.
+    pub fn invert(self, interface: &str) -> Result<bool> {
+        let wanted = ethtool(interface, self.get, 0)? ^ self.flag;
+        Ok(ethtool(interface, self.set, wanted).is_ok() && ethtool(interface, self.get, 0)? == wanted)
+    }
+}
+
 /// An offload that can be turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {

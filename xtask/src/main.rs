@@ -86,7 +86,10 @@ enum Command {
         options: Vec<OsString>,
     },
     /// Run the packet suite and part of the network suite on other kernels, in QEMU (needs no KVM)
+    #[command(args_conflicts_with_subcommands = true)]
     Vm {
+        #[command(subcommand)]
+        part: Option<VmPart>,
         /// The kernels to run on (all, if none is named)
         #[arg(value_name = "KERNEL")]
         kernels: Vec<vm::Kernel>,
@@ -133,6 +136,13 @@ enum Command {
     },
 }
 
+#[derive(Subcommand)]
+enum VmPart {
+    /// Run part of the network suite on drivers of real cards: virtio_net, igb, vmxnet3, e1000e, e1000,
+    /// 8139cp and cdc_ether
+    Drivers(vm::Drivers),
+}
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Setup => setup::run(),
@@ -142,7 +152,8 @@ fn main() -> ExitCode {
         Command::Bench { options } => bench::run(&options),
         Command::Churn { options } => churn::run(&options),
         Command::Cluster { options } => cluster::run(&options),
-        Command::Vm { kernels, update } => vm::run(&kernels, update),
+        Command::Vm { part: Some(VmPart::Drivers(options)), .. } => vm::run_drivers(&options),
+        Command::Vm { kernels, update, .. } => vm::run(&kernels, update),
         Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
         Command::Sim { options } => sim::run(&options),
         Command::Generate => generate::run(),

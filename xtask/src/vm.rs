@@ -1,11 +1,12 @@
 //! `cargo xtask vm`: runs the packet suite and part of the network suite on Debian's kernels, in
-//! QEMU.
+//! QEMU. `cargo xtask vm drivers` runs it on drivers of real cards.
 //!
 //! QEMU emulates the CPU, so no KVM is needed. A guest is a kernel, its network modules, and an
 //! initramfs with this machine's test executables and their libraries. It boots in 2 to 3 s. A guest
 //! for arm64 has static executables, and Debian's programs.
 
 mod archive;
+mod drivers;
 mod guest;
 mod machine;
 mod root;
@@ -20,7 +21,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use self::machine::Machine;
+pub(crate) use self::drivers::{Drivers, run as run_drivers};
+use self::{archive::Flavor, machine::Machine};
 use crate::{
     setup,
     summary::{self, Outcome},
@@ -96,10 +98,10 @@ pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
     for kernel in kernels {
         let start = Instant::now();
         let (machine, files) = &files[kernel.architecture()];
-        let outcome = match archive::kernel(machine, &cache()?, kernel.suite(), update) {
+        let outcome = match archive::kernel(machine, &cache()?, (kernel.suite(), Flavor::Cloud), update) {
             Ok(image) => {
                 workspace::progress(&format!("kernel {}: {}", kernel.name(), image.release));
-                guest::run(machine, &folder, &image, files)
+                guest::run(machine.command(), &folder, &image, files, &suites::commands())
             }
             Err(error) => {
                 let error = error.context(format!("no kernel from Debian's suite {}", kernel.suite()));

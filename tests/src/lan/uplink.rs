@@ -13,7 +13,7 @@ use aya::{
 use pnet::util::MacAddr;
 use vipmux_datapath::bpf::uninterrupted::uninterrupted;
 
-use super::{BRIDGE, ORDINARY_MTU, PREFIX_LENGTHS};
+use super::{BRIDGE, ORDINARY_MTU, PREFIX_LENGTHS, card::Wire};
 use crate::{
     links::{End, Links},
     netns::Namespace,
@@ -64,8 +64,13 @@ pub(crate) fn plug_in(
     namespace.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
     let card = uplink.card();
     let card_mac = if uplink == Uplink::Bridge { MacAddr(0x02, 1, a, b, c, d) } else { mac };
-    namespace.links(|links| links.add_veth(End { name: card, mac: Some(card_mac) }, End::named(port), switch))?;
-    if let Uplink::Vlan(_) = uplink {
+    let (here, there) = (End { name: card, mac: Some(card_mac) }, End::named(port));
+    let wire = Wire::of(port)?;
+    match &wire {
+        Some(wire) => wire.connect((namespace, here), (switch, there))?,
+        None => namespace.links(|links| links.add_veth(here, there, switch))?,
+    }
+    if wire.is_none() && matches!(uplink, Uplink::Vlan(_)) {
         // A veth would carry the tag beside the frame, where XDP does not see it.
         namespace.run(|| offload::disable(card, Offload::TxVlan))?;
         switch.run(|| offload::disable(port, Offload::TxVlan))?;

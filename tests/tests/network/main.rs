@@ -6,6 +6,7 @@ mod advertising;
 mod affinity;
 mod bad_days;
 mod bypass;
+mod cards;
 mod changes;
 mod checking;
 mod closed;

@@ -93,7 +93,7 @@ fn both_ways(xdp_mode: &'static str, options: Options) -> Result<()> {
 }
 
 /// Sends datagrams with and without fragments, and gets all of them back.
-fn exchange(datagrams: &Datagrams) -> Result<()> {
+pub(crate) fn exchange(datagrams: &Datagrams) -> Result<()> {
     let text = "0123456789".repeat(3_000);
     datagrams.echo_all(&[0, 1_000, 1_473, 30_000].map(|length| &text[..length])).map(drop)
 }
@@ -298,7 +298,7 @@ pub(crate) fn served(options: Options, xdp_mode: &'static str) -> Result<Option<
     Ok(Some(cluster))
 }
 
-fn await_served(cluster: &Cluster) -> Result<()> {
+pub(crate) fn await_served(cluster: &Cluster) -> Result<()> {
     let requests = [
         (Kind::Bulk, NEAR, "bulk/near"),
         (Kind::Bulk, FAR, "bulk/far"),
@@ -317,7 +317,7 @@ fn start(cluster: &Cluster, port: u16, pause: Duration) -> Result<Transfer> {
     Transfer::start(cluster.lan.client()?.namespace(), (VIP, port).into(), pause)
 }
 
-fn start_both(cluster: &Cluster, pause: Duration) -> Result<[(u16, Transfer); 2]> {
+pub(crate) fn start_both(cluster: &Cluster, pause: Duration) -> Result<[(u16, Transfer); 2]> {
     Ok([(NEAR, start(cluster, NEAR, pause)?), (FAR, start(cluster, FAR, pause)?)])
 }
 
@@ -332,7 +332,7 @@ pub(crate) fn transfer(client: &Namespace, server: SocketAddr, bytes: u64) -> Re
     finish(transfer, server.port()).with_context(|| format!("to {server}"))
 }
 
-fn finish(transfer: Transfer, port: u16) -> Result<()> {
+pub(crate) fn finish(transfer: Transfer, port: u16) -> Result<()> {
     let answer = transfer.finish().with_context(|| format!("port {port}"))?;
     let expected = if port == NEAR { "near" } else { "far" };
     ensure!(answer.pod == expected, "port {port} was served by {answer}");

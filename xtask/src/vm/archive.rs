@@ -29,6 +29,50 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// [`Machine::modules`]. The others would fill the guest's memory.
 const MODULES: [&str; 4] = ["net", "drivers/net", "lib", "crypto"];
 
+/// Folders that drivers of cards need besides these.
+const CARD_MODULES: [&str; 6] =
+    ["drivers/virtio", "drivers/usb", "drivers/dca", "drivers/i2c/algos", "drivers/ptp", "drivers/pps"];
+
+/// Folders below these that no guest needs.
+const UNUSED: [&str; 1] = ["drivers/net/wireless"];
+
+/// The suite with a newer QEMU than Debian 12's, and the suite that it adds to. Only QEMU 8.0 and later
+/// have igb.
+const EMULATOR_SUITES: [&str; 2] = ["bookworm-backports", "bookworm"];
+
+/// Debian's kernel packages differ in their modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flavor {
+    /// For virtual machines in clouds: the smallest one.
+    Cloud,
+    /// With the drivers of all cards.
+    Full,
+}
+
+impl Flavor {
+    /// The package that depends on a suite's newest kernel.
+    fn package(self, architecture: &str) -> String {
+        match self {
+            Self::Cloud => format!("linux-image-cloud-{architecture}"),
+            Self::Full => format!("linux-image-{architecture}"),
+        }
+    }
+
+    /// What the cache folder of its kernel has in its name.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Cloud => "",
+            Self::Full => "-full",
+        }
+    }
+
+    /// The folders with its modules.
+    fn modules(self, machine: &Machine) -> Vec<&'static str> {
+        let cards: &[_] = if self == Self::Full { &CARD_MODULES } else { &[] };
+        [&MODULES, cards, &[machine.modules]].concat()
+    }
+}
+
 /// A kernel that can boot.
 pub(super) struct Image {
     /// The output of `uname -r`.
@@ -42,28 +86,53 @@ pub(super) struct Image {
 
 /// Returns the kernel of a suite for a machine: the cached one, or the newest in the archive if none
 /// is cached or with `update`.
-pub(super) fn kernel(machine: &Machine, cache: &Path, suite: &str, update: bool) -> Result<Image> {
+pub(super) fn kernel(machine: &Machine, cache: &Path, (suite, flavor): (&str, Flavor), update: bool) -> Result<Image> {
     let _lock = workspace::lock(cache)?;
-    let name = if machine.platform.is_host() {
-        suite.to_owned()
-    } else {
-        format!("{suite}-{}", machine.platform.architecture)
-    };
+    let mut name = format!("{suite}{}", flavor.suffix());
+    if !machine.platform.is_host() {
+        name = format!("{name}-{}", machine.platform.architecture);
+    }
     let folder = cache.join(&name);
     if let Some(image) = cached(&folder).filter(|_| !update) {
         return Ok(image);
     }
-    let new = cache.join(format!("{name}.new"));
+    replace(&folder, |new| fetch(machine, new, (suite, flavor)).and_then(|()| prepare(machine, new, flavor)))?;
+    cached(&folder).with_context(|| format!("no kernel in {}", folder.display()))
+}
+
+/// Returns the folder of a QEMU that is newer than Debian 12's, beside this machine's packages: its packages
+/// and all libraries, unpacked.
+pub(super) fn emulator(cache: &Path, update: bool) -> Result<PathBuf> {
+    let _lock = workspace::lock(cache)?;
+    let folder = cache.join("qemu");
+    if update || !folder.exists() {
+        replace(&folder, fetch_emulator)?;
+    }
+    Ok(folder)
+}
+
+/// Makes a folder's contents anew. The folder is there only if they are complete.
+fn replace(folder: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let new = folder.with_extension("new");
     root::remove(&new)?;
     fs::create_dir_all(&new).with_context(|| format!("cannot make {}", new.display()))?;
-    let made = fetch(machine, &new, suite).and_then(|()| prepare(machine, &new));
-    if let Err(error) = made {
+    if let Err(error) = make(&new) {
         root::remove(&new)?;
         return Err(error);
     }
-    root::remove(&folder)?;
-    fs::rename(&new, &folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    cached(&folder).with_context(|| format!("no kernel in {}", folder.display()))
+    root::remove(folder)?;
+    fs::rename(&new, folder).with_context(|| format!("cannot make {}", folder.display()))
+}
+
+/// Unpacks QEMU, and what it depends on, into a folder.
+fn fetch_emulator(folder: &Path) -> Result<()> {
+    let [suite, _] = EMULATOR_SUITES;
+    workspace::progress(&format!("downloading QEMU and its libraries from {suite}, to unpack them in the cache"));
+    let apt = Apt::new(folder, &EMULATOR_SUITES, "amd64")?;
+    workspace::prepare(apt.command("apt-get").arg("update"))?;
+    apt.download(&["--target-release", suite, "qemu-system-x86"])?;
+    extract(&apt.downloads(), folder)?;
+    root::remove(&apt.folder)
 }
 
 /// Returns the kernel in a folder, if it is complete.
@@ -74,13 +143,12 @@ fn cached(folder: &Path) -> Option<Image> {
 
 /// Downloads the packages of a suite's kernel, and unpacks them into the folder `tree` below `folder`.
 /// If the machine cannot run this one's programs, their packages come into the folder `root`.
-fn fetch(machine: &Machine, folder: &Path, suite: &str) -> Result<()> {
+fn fetch(machine: &Machine, folder: &Path, (suite, flavor): (&str, Flavor)) -> Result<()> {
     let architecture = machine.platform.architecture;
-    let apt = Apt::new(folder, suite, architecture)?;
+    let apt = Apt::new(folder, &[suite], architecture)?;
     workspace::progress(&format!("searching Debian's kernel for {architecture} in {suite}"));
     workspace::prepare(apt.command("apt-get").arg("update"))?;
-    // It depends on the newest kernel of a suite, in the cloud flavor: the smallest one.
-    let packages = parts(&format!("linux-image-cloud-{architecture}"), |package| {
+    let packages = parts(&flavor.package(architecture), |package| {
         let output = apt.command("apt-cache").args(["depends", "--important", package]).output();
         let output = output.context("cannot run apt-cache")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -92,10 +160,8 @@ fn fetch(machine: &Machine, folder: &Path, suite: &str) -> Result<()> {
     extract(&downloads, &folder.join("tree"))?;
     if !machine.platform.is_host() {
         workspace::progress(&format!("downloading {} for {architecture}", PROGRAMS.join(", ")));
-        let mut install = apt.command("apt-get");
-        install.args(["install", "--yes", "--download-only", "--no-install-recommends"]).args(PROGRAMS);
-        workspace::prepare(&mut install)?;
-        extract(&folder.join("apt/cache/archives"), &folder.join("root"))?;
+        apt.download(&PROGRAMS)?;
+        extract(&apt.downloads(), &folder.join("root"))?;
     }
     root::remove(&downloads)
 }
@@ -128,7 +194,7 @@ fn parts(first: &str, depends: impl Fn(&str) -> Result<String>) -> Result<Vec<St
 }
 
 /// Turns the unpacked packages into bootable files. The file with the release is written last.
-fn prepare(machine: &Machine, folder: &Path) -> Result<()> {
+fn prepare(machine: &Machine, folder: &Path, flavor: Flavor) -> Result<()> {
     let (tree, root) = (&folder.join("tree"), folder.join("root"));
     let modules =
         find(tree, &|path| path.ends_with("kernel") && path.is_dir())?.context("the packages hold no modules")?;
@@ -140,8 +206,9 @@ fn prepare(machine: &Machine, folder: &Path) -> Result<()> {
     let vmlinuz = find(tree, &is_kernel)?.context("the packages hold no kernel")?;
     fs::copy(&vmlinuz, folder.join("vmlinuz")).context("cannot copy the kernel")?;
 
+    UNUSED.into_iter().try_for_each(|part| root::remove(&modules.join("kernel").join(part)))?;
     let target = root.join("lib/modules").join(release);
-    for part in MODULES.into_iter().chain([machine.modules]).map(|part| Path::new("kernel").join(part)) {
+    for part in flavor.modules(machine).into_iter().map(|part| Path::new("kernel").join(part)) {
         let (from, to) = (modules.join(&part), target.join(&part));
         if from.exists() {
             fs::create_dir_all(to.parent().unwrap_or(&to)).context("cannot make a folder for the modules")?;
@@ -187,15 +254,29 @@ struct Apt {
 }
 
 impl Apt {
-    fn new(folder: &Path, suite: &str, architecture: &'static str) -> Result<Self> {
+    fn new(folder: &Path, suites: &[&str], architecture: &'static str) -> Result<Self> {
         let folder = folder.join("apt");
         for part in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(folder.join(part)).context("cannot make folders for apt")?;
         }
-        let source = format!("deb [signed-by={KEYRING}] {} {suite} main\n", mirror()?);
-        fs::write(folder.join("sources.list"), source).context("cannot write apt's sources")?;
+        let mirror = mirror()?;
+        let sources: String =
+            suites.iter().map(|suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")).collect();
+        fs::write(folder.join("sources.list"), sources).context("cannot write apt's sources")?;
         fs::write(folder.join("status"), "").context("cannot write apt's status")?;
         Ok(Self { folder, architecture })
+    }
+
+    /// Downloads packages with all that they depend on.
+    fn download(&self, packages: &[&str]) -> Result<()> {
+        let mut install = self.command("apt-get");
+        install.args(["install", "--yes", "--download-only", "--no-install-recommends"]).args(packages);
+        workspace::prepare(&mut install)
+    }
+
+    /// Returns the folder of downloaded packages.
+    fn downloads(&self) -> PathBuf {
+        self.folder.join("cache/archives")
     }
 
     fn command(&self, program: &str) -> Command {

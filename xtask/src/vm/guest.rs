@@ -1,10 +1,10 @@
 //! Boots one guest and follows it to its end.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, BufRead as _, BufReader},
-    path::Path,
-    process::{Child, ChildStdout, Stdio},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::Duration,
@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::{archive::Image, machine::Machine};
-use crate::summary::Outcome;
+use super::{archive::Image, root};
+use crate::{summary::Outcome, workspace};
 
 /// A guest that is silent for this long is stuck. A test that restarts three agents can take ten minutes, since
 /// the emulated kernel checks the programs for nearly a minute.
@@ -22,16 +22,26 @@ const SILENCE: Duration = Duration::from_mins(20);
 /// Lines of the guest's output that are shown if it died.
 const LAST_WORDS: usize = 60;
 
-/// Boots the kernel with these files, prints the suites' output, and returns how they ended.
-pub(super) fn run(machine: &Machine, folder: &Path, image: &Image, files: &Path) -> Result<Outcome> {
+/// Boots the kernel on the machine that `emulator` emulates, with these files. Prints the output of the script's
+/// suites, and returns how they ended.
+pub(super) fn run(emulator: Command, folder: &Path, image: &Image, files: &Path, script: &str) -> Result<Outcome> {
     let initramfs = folder.join("initramfs");
-    concatenate(&[&image.modules, files], &initramfs)?;
-    let mut guest = Guest::boot(machine, image, &initramfs)?;
+    concatenate(&[&image.modules, files, &pack_script(folder, script)?], &initramfs)?;
+    let mut guest = Guest::boot(emulator, image, &initramfs)?;
     match guest.watch()? {
         Some(0) => Ok(Outcome::Passed),
         Some(_) => Ok(Outcome::Failed(anyhow!("a suite failed, see above"))),
         None => bail!("the guest ended without a result, see above"),
     }
+}
+
+/// Packs the script with the suites to run, and returns the archive's path.
+fn pack_script(folder: &Path, script: &str) -> Result<PathBuf> {
+    let (root, archive) = (folder.join("script"), folder.join("script.cpio"));
+    fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
+    fs::write(root.join("suites"), script).context("cannot write the suites' script")?;
+    root::archive(&root, &archive)?;
+    Ok(archive)
 }
 
 /// Concatenates archives: the kernel unpacks them all.
@@ -51,11 +61,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(machine: &Machine, image: &Image, initramfs: &Path) -> Result<Self> {
-        let mut command = machine.command();
+    fn boot(mut command: Command, image: &Image, initramfs: &Path) -> Result<Self> {
         command.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(initramfs);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut qemu = command.spawn().with_context(|| format!("cannot run {}", machine.qemu.0))?;
+        let mut qemu =
+            command.spawn().with_context(|| format!("cannot run `{}`", workspace::command_line(&command)))?;
         let output = qemu.stdout.take().context("QEMU has no output")?;
         Ok(Self { qemu, console: lines(output) })
     }

@@ -12,7 +12,8 @@ ip link set lo up
 export PATH=/bin:/sbin:/usr/sbin HOME=/root CI=true TMPDIR=/tmp
 ulimit -n 65536
 # Modules that the kernel does not load by itself.
-for module in bridge veth 8021q bonding sctp nf_tables nf_conntrack; do
+for module in bridge veth 8021q bonding sctp nf_tables nf_conntrack \
+    virtio_pci virtio_net igb vmxnet3 e1000e e1000 8139cp xhci_pci cdc_ether; do
     modprobe -q "$module"
 done
 

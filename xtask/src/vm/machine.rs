@@ -1,6 +1,6 @@
 //! The machines that QEMU emulates.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
 
@@ -59,11 +59,28 @@ impl Machine {
     /// Returns the command that emulates it, without a kernel.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(self.qemu.0);
+        self.configure(&mut command);
+        command
+    }
+
+    /// Adds the command that emulates it to another one, without a kernel. QEMU is in a folder with all its
+    /// libraries, those of the C library included, so it needs nothing of this machine.
+    pub(super) fn add_unpacked(&self, command: &mut Command, folder: &Path) {
+        let at = |path: &str| folder.join(path).display().to_string();
+        let libraries = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(at).join(":");
+        command.args([at("lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"), "--library-path".to_owned(), libraries]);
+        command.arg(folder.join("usr/bin").join(self.qemu.0));
+        for data in ["usr/share/qemu", "usr/share/seabios"] {
+            command.args(["-L", &at(data)]);
+        }
+        self.configure(command);
+    }
+
+    fn configure(&self, command: &mut Command) {
         command.args(CLOCK).args(self.arguments);
         command.args(["-m", "2048", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]);
         let Self { console, parameters, .. } = self;
         let parameters = format!("console={console} quiet panic=-1 net.ifnames=0 mitigations=off {parameters}");
         command.args(["-append", parameters.trim_end()]);
-        command
     }
 }

@@ -9,10 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{
-    machine::Machine,
-    suites::{self, Executables},
-};
+use super::{machine::Machine, suites::Executables};
 use crate::{setup, workspace};
 
 /// Programs of this machine. The kernel calls kmod's `modprobe` to load a module.
@@ -43,7 +40,6 @@ pub(super) fn pack(machine: &Machine, folder: &Path, executables: &Executables) 
     for name in ["proc", "sys", "dev", "run", "tmp", "root"] {
         fs::create_dir_all(root.join(name))?;
     }
-    fs::write(root.join("suites"), suites::commands())?;
     let init = root.join("init");
     fs::write(&init, include_str!("init.sh"))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
