@@ -260,8 +260,8 @@ impl Apt {
             fs::create_dir_all(folder.join(part)).context("cannot make folders for apt")?;
         }
         let mirror = mirror()?;
-        let sources: String =
-            suites.iter().map(|suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")).collect();
+        let source = |suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
+        let sources = suites.iter().map(source).collect::<Vec<_>>().concat();
         fs::write(folder.join("sources.list"), sources).context("cannot write apt's sources")?;
         fs::write(folder.join("status"), "").context("cannot write apt's status")?;
         Ok(Self { folder, architecture })
