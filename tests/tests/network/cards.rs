@@ -73,12 +73,16 @@ fn serves_everything(xdp_mode: &'static str) -> Result<()> {
 /// pod on the leader and to one elsewhere.
 fn reach_all(cluster: &Cluster) -> Result<()> {
     let client = cluster.lan.client()?;
-    let reach = || {
+    let reach = || -> Result<()> {
         await_served(cluster)?;
-        let by_arp = arp::answers(client.namespace(), client.address, VIP, WINDOW)?;
-        for answers in [by_arp, ipv6::answers(cluster)?] {
-            ensure!(answers.len() == 1 && cluster.lan.node_of(answers[0]).is_some(), "{answers:?} answered");
-        }
+        // After an event the VIP may be on its way to another node.
+        wait::until("one answer to each request", PATIENCE, || {
+            let by_arp = arp::answers(client.namespace(), client.address, VIP, WINDOW)?;
+            for answers in [by_arp, ipv6::answers(cluster)?] {
+                ensure!(answers.len() == 1 && cluster.lan.node_of(answers[0]).is_some(), "{answers:?} answered");
+            }
+            Ok(())
+        })?;
         for vip in VIPS {
             [NEAR, FAR].into_iter().try_for_each(|port| transfer(client.namespace(), (vip, port).into(), TRANSFER))?;
             for _ in 0..FLOWS {
