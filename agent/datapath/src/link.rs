@@ -31,10 +31,6 @@ use nix::net::if_::if_indextoname;
 use tokio::time::Instant;
 use vipmux_common::abi::{Mac, capacity};
 
-use self::{
-    lingering::{AddressOf, Lingering},
-    routes::Routes,
-};
 pub use self::{
     ethtool::{Ethtool, EthtoolError},
     kernel::LinkError,
@@ -46,6 +42,10 @@ pub use self::{
     shared_subnet::{CardReason, SharedSubnet},
     unreachability::{Doubt, Doubts},
     veth::{Delivery, OtherEnd, other_ends},
+};
+use self::{
+    lingering::{AddressOf, Lingering},
+    routes::Routes,
 };
 
 /// kube-proxy's dummy interface in ipvs mode, which has every VIP.
