@@ -109,9 +109,10 @@ impl Program {
         self.buffers == buffers && state.capacities(flows).is_ok_and(|capacities| capacities == self.capacities)
     }
 
-    /// Does what loading it again would do: installs `state`, and clears the counters.
+    /// Does what loading it again would do: installs `state`, and clears the counters and the activity.
     pub fn reset(&mut self, state: &State) -> Result<()> {
         Counters::clear(&mut self.ebpf)?;
+        self.take_activity()?;
         self.install(state)
     }
 

@@ -369,7 +369,7 @@ pub(crate) fn freshen(state: &mut State) {
 fn nodes() -> Vec<abi::Node> {
     let node = |mac, ifindex, flags, epoch| {
         let mac = abi::Mac::new(mac);
-        abi::Node { mac, handover: abi::Mac::default(), ifindex, mtu: 1500, flags, epoch }
+        abi::Node { mac, handover: abi::Mac::default(), ifindex, mtu: 0, flags, epoch }
     };
     let here = u32::try_from(IFINDEX).unwrap();
     vec![
