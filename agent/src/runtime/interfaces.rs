@@ -43,6 +43,7 @@ pub(super) struct SegmentChanges {
 
 /// The interfaces that the programs are attached to.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub(super) struct AttachedInterfaces {
     settings: InterfaceSettings,
     /// The segments that VIPs are announced on. The programs are attached to all of them.

@@ -171,7 +171,7 @@ impl Side {
             for (program, before) in PROGRAMS.into_iter().zip(before) {
                 let ((then, earlier), (time, packets)) = (before?, counted(program)?);
                 let packets = packets - earlier;
-                let nanoseconds = (time - then).as_secs_f64() * 1e9 / packets as f64;
+                let nanoseconds = time.saturating_sub(then).as_secs_f64() * 1e9 / packets as f64;
                 rows.push(ProgramTime { mode: self.mode, case, program, nanoseconds, packets });
             }
         }

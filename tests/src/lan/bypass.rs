@@ -45,7 +45,10 @@ impl Bypass {
             links.add_port(BRIDGE, &self.port)
         })?;
         // A filter of a kernel without tcx links is sought in this thread's network namespace.
-        switch.run(|| Ok(drop(self)))
+        switch.run(|| {
+            drop(self);
+            Ok(())
+        })
     }
 }
 

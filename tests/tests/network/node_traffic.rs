@@ -64,7 +64,7 @@ fn a_nodes_own_segments_leave_as_its_stack_made_them() -> Result<()> {
 
 fn transfer(sender: &Namespace, receiver: &Namespace, to: SocketAddr) -> Result<()> {
     let listener = receiver.run(|| Ok(TcpListener::bind(to)?))?;
-    let received = thread::spawn(move || -> Result<usize> {
+    let download = thread::spawn(move || -> Result<usize> {
         let (mut stream, _) = listener.accept()?;
         Ok(stream.read_to_end(&mut Vec::new())?)
     });
@@ -72,8 +72,8 @@ fn transfer(sender: &Namespace, receiver: &Namespace, to: SocketAddr) -> Result<
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(&vec![7; BYTES])?;
     drop(stream);
-    let received = received.join().map_err(|_| anyhow!("the receiver panicked"))??;
-    ensure!(received == BYTES, "{received} bytes arrived");
+    let bytes = download.join().map_err(|_| anyhow!("the receiver panicked"))??;
+    ensure!(bytes == BYTES, "{bytes} bytes arrived");
     Ok(())
 }
 

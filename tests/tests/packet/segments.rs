@@ -175,10 +175,10 @@ const NARROW: u16 = 60;
 const WIDE: u32 = 1_500;
 
 /// Returns a frame with the mark in front of it that `vipmux_ingress` looks for.
-fn marked(frame: Vec<u8>) -> Vec<u8> {
+fn marked(frame: &[u8]) -> Vec<u8> {
     let magic = u32::from_be_bytes(*b"vpmx").to_ne_bytes();
     let outlet = u32::try_from(IFINDEX).unwrap().to_ne_bytes();
-    [[0; 16].as_slice(), &magic, &outlet, &frame].concat()
+    [[0; 16].as_slice(), &magic, &outlet, frame].concat()
 }
 
 /// The path is narrower than the interface where packets come in.
@@ -247,7 +247,7 @@ fn too_big() -> Vec<Case> {
                 narrow(state);
                 state.interfaces[IFINDEX].flags = INTERFACE_GENERIC | u32::from(NARROW) << INTERFACE_MTU_SHIFT;
             })
-            .becomes(Verdict::Passed(marked(handed(&too_long, PEER_MAC))), &new_flow(HTTPS, Stat::HandedOver))
+            .becomes(Verdict::Passed(marked(&handed(&too_long, PEER_MAC))), &new_flow(HTTPS, Stat::HandedOver))
             .then(recorded),
         Case::ingress(
             "a later fragment that is too long is dropped",

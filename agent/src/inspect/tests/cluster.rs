@@ -7,9 +7,9 @@ use aya::{maps::PerCpuValues, util::nr_cpus};
 use vipmux_common::abi::{
     ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
     FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, Fence, FlowKey, FlowRecord,
-    HANDOVER_PREFIX, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel, PEER_HANDOVER,
-    SERVICE_SPARE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING,
-    VIP_YIELDED, VipValue,
+    HANDOVER_PREFIX, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel,
+    PEER_HANDOVER, SERVICE_SPARE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT,
+    VIP_LEADING, VIP_YIELDED, VipValue,
 };
 
 use crate::inspect::{
@@ -109,7 +109,9 @@ impl Cluster {
         maps.config.set(0, config, 0).unwrap();
         maps.fence.set(0, Fence { deadline: 1_000_250_000_000, ..Fence::default() }, 0).unwrap();
         // The loopback: what BPF_PROG_TEST_RUN lets frames come in by.
-        maps.interfaces.set(1, Interface { mac: mac(10), bit: 1, flags: INTERFACE_GENERIC }, 0).unwrap();
+        maps.interfaces
+            .set(1, Interface { mac: mac(10), bit: 1, flags: INTERFACE_GENERIC | 1500 << INTERFACE_MTU_SHIFT }, 0)
+            .unwrap();
         let leading = VipValue { id: 1, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 3 };
         maps.vips.insert(address("192.0.2.10"), leading, 0).unwrap();
         let yielded = VipValue { id: 2, flags: VIP_YIELDED, interfaces: 1, vlan: 7, epoch: 5 };

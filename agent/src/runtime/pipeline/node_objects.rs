@@ -63,11 +63,11 @@ mod tests {
     use super::*;
 
     fn objects(nodes: &[(&str, Option<&str>)]) -> Arc<Objects> {
-        let node = |address: &Option<&str>| {
+        let node = |address: Option<&str>| {
             let addresses: Vec<_> = address.iter().map(|it| json!({"type": "InternalIP", "address": it})).collect();
             Arc::new(serde_json::from_value(json!({"status": {"addresses": addresses}})).unwrap())
         };
-        let nodes = nodes.iter().map(|(name, address)| (node_name(name), node(address))).collect();
+        let nodes = nodes.iter().map(|(name, address)| (node_name(name), node(*address))).collect();
         Arc::new(Objects { nodes, ..Objects::default() })
     }
 
@@ -79,10 +79,10 @@ mod tests {
         let without_address = objects(&[("a", Some("192.0.2.1")), ("b", None)]);
         let mut nodes = NodeObjects::default();
         let mut complete = |objects: &Arc<Objects>, after| nodes.complete(Arc::clone(objects), start + after);
-        assert_eq!(complete(&deleted, 0 * second), deleted, "nothing is known of b");
-        assert_eq!(complete(&both, 0 * second), both);
+        assert_eq!(complete(&deleted, Duration::ZERO), deleted, "nothing is known of b");
+        assert_eq!(complete(&both, Duration::ZERO), both);
 
-        assert_eq!(complete(&deleted, 0 * second), both);
+        assert_eq!(complete(&deleted, Duration::ZERO), both);
         assert_eq!(complete(&without_address, second), both);
         assert_eq!(complete(&both, 2 * second), both);
 
