@@ -312,7 +312,7 @@ impl Election {
             Input::PeerAnnounced(announcement) => self.peer_announced(&announcement, now),
             Input::Probed { vip, owner } => {
                 if let Some((state, mut cx)) = self.state_of(vip, now) {
-                    state.probed(&owner, peers, &mut cx);
+                    state.probed(&owner, &mut cx);
                 }
             }
             Input::Drain(draining) => self.drain(draining),

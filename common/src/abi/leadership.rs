@@ -71,8 +71,6 @@ codes! {
         Silent = 5, "silent",
         /// No leader was known, and the Leases could not be read.
         Unwritten = 6, "unwritten",
-        /// The leader, [`Leader::other`], is not heard, and somebody answers for the VIP on the LAN.
-        Answered = 7, "answered",
     }
 }
 

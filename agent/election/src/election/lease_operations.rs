@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::{
     HEARTBEAT,
     io::{AddressOwner, Command, LeaseOutcome},
-    node_records::is_half,
     role::{Lost, Role},
     takeover::TURN,
     takeover_guard::Takeover,
@@ -317,21 +316,8 @@ impl VipState {
             && alive.all(|peer| peer.current > Some(self.since) && !peer.state.claims.contains_key(&vip))
     }
 
-    /// Returns whether somebody else answers on the LAN than the last leader: a switch does that for
-    /// stations that are gone. The leader has been fenced for so long that it would have stopped:
-    ///
-    /// - It shares the store, since it holds the Lease. So it reads in its record that it is fenced.
-    /// - Cut off from the store, it would need the answers of a majority, and half of the members are none.
-    fn is_answered_by_the_network(&self, lease: Option<&Lease>, peers: &Peers, cx: &Context<'_>) -> bool {
-        let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
-        let is_shared = leader.is_some() && lease.map(|lease| &lease.holder) == leader;
-        is_shared
-            && is_half(peers)
-            && leader.is_some_and(|leader| cx.guard.fencings.is_fenced_for(leader, ASK_AGAIN, cx.now))
-    }
-
     /// Handles the result of a probe on the LAN.
-    pub(super) fn probed(&mut self, owner: &AddressOwner, peers: &Peers, cx: &mut Context<'_>) {
+    pub(super) fn probed(&mut self, owner: &AddressOwner, cx: &mut Context<'_>) {
         match (self.operation.take(), owner) {
             // A node that is cut off leaves the Lease to the others. A client that looks for the
             // VIP would be heard.
@@ -341,18 +327,11 @@ impl VipState {
             }
             // The leader answers, and only gossip does not reach it. Its MAC need not be known: a node
             // publishes its MACs by gossip.
-            (
-                Some(LeaseOperation::TakeoverProbe { lease, why }),
-                AddressOwner::Peer | AddressOwner::ForeignSpeaker(_),
-            ) => {
+            (Some(LeaseOperation::TakeoverProbe { why, .. }), AddressOwner::Peer | AddressOwner::ForeignSpeaker(_)) => {
                 if let AddressOwner::ForeignSpeaker(mac) = owner {
                     cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
                 }
-                if self.is_answered_by_the_network(lease.as_ref(), peers, cx) {
-                    let epoch = next_epoch(self.epoch());
-                    return self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
-                }
-                (self.takeable_since, self.answered) = (None, why != Why::Resumed);
+                self.takeable_since = None;
                 // Who answers for this node's own VIP may have no agent any more, and stop soon.
                 self.pause(if why == Why::Resumed { SOON } else { ASK_AGAIN }, cx);
             }

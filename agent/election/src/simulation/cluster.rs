@@ -71,10 +71,6 @@ pub(super) struct Cluster {
     pub(super) vips: BTreeSet<Vip>,
     /// Addresses that foreign speakers have.
     pub(super) foreign_speakers: BTreeSet<Vip>,
-    /// The node that announced each VIP last, as switches know it.
-    pub(super) announced: BTreeMap<Vip, usize>,
-    /// Switches answer in the names of nodes that do not.
-    pub(super) proxies: bool,
     /// Candidates for every other VIP have scores.
     scores: bool,
 }
@@ -89,8 +85,6 @@ impl Cluster {
             network: Network::new(),
             vips: (0..vips).map(vip).collect(),
             foreign_speakers: BTreeSet::new(),
-            announced: BTreeMap::new(),
-            proxies: false,
             scores,
         }
     }
@@ -118,12 +112,6 @@ impl Cluster {
                 && self.network.hears(node, other)
                 && self.network.hears(other, node)
         })
-    }
-
-    /// Returns the other node in whose name switches answer a node that asks the LAN for an address.
-    pub(super) fn proxied(&self, node: usize, vip: Vip) -> Option<usize> {
-        let last = self.announced.get(&vip).copied();
-        last.filter(|last| self.proxies && *last != node && self.network.is_on(node))
     }
 
     /// Returns whether an agent runs there that can lead.

@@ -63,8 +63,6 @@ pub(super) enum Fault {
     },
     /// A foreign speaker has the address, or no longer.
     ForeignSpeaker(usize, bool),
-    /// Switches begin to answer in the names of nodes that are gone, or end it.
-    Proxy(bool),
     /// Somebody deletes the Lease of a VIP.
     Erase(usize),
     /// Everything has settled: moves and writes count from now on.
@@ -138,7 +136,6 @@ impl World {
             Fault::ForeignSpeaker(number, there) => {
                 set_present(&mut self.cluster.foreign_speakers, vip(number), there);
             }
-            Fault::Proxy(proxies) => self.cluster.proxies = proxies,
             Fault::Erase(number) => {
                 let vip = vip(number);
                 self.server.leases.remove(&vip);
@@ -199,7 +196,6 @@ impl World {
             self.schedule.after(after, WorldEvent::Fault(Fault::Start(node)));
         }
         self.cluster.foreign_speakers.clear();
-        self.cluster.proxies = false;
         self.update_wanted();
     }
 

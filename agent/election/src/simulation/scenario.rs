@@ -49,8 +49,6 @@ pub enum Scenario {
     Versions,
     /// Half of the nodes or more go at once, for long, also while the store is slow.
     Half,
-    /// One of two nodes dies, and switches answer in its name.
-    Proxy,
     /// One node at a time dies, stands still or loses its link. A majority lives.
     Single,
     /// Nodes die, drain and come back. Some VIPs prefer nodes to others.
@@ -106,7 +104,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 25] = [
+    pub const SMALL: [Self; 24] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -131,7 +129,6 @@ impl Scenario {
         Self::Half,
         Self::Single,
         Self::Scores,
-        Self::Proxy,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -151,11 +148,7 @@ impl Scenario {
             _ => {}
         }
         let nodes = setup.nodes.unwrap_or_else(|| [3, 3, 3, 4, 5, 2][dice.index(6)]);
-        let nodes = match self {
-            Self::Single => nodes.max(3),
-            Self::Proxy => 2,
-            _ => nodes,
-        };
+        let nodes = if self == Self::Single { nodes.max(3) } else { nodes };
         // Balance and scores are at odds only with many VIPs.
         let times = if self == Self::Scores { 5 } else { 1 };
         let vips = setup.vips.unwrap_or_else(|| times * (1 + dice.index(4)));

@@ -64,8 +64,6 @@ impl Script<'_> {
             Scenario::Versions => Promise { answer: Duration::from_secs(4), ..STRICT },
             Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
             Scenario::Half => Promise { half: Duration::from_secs(2), answer: Duration::from_secs(3), ..STRICT },
-            // The LAN is asked twice, ten seconds apart.
-            Scenario::Proxy => Promise { answer: Duration::from_secs(14), ..STRICT },
             Scenario::Forge => {
                 Promise { answer: Duration::from_millis(120), interval: Duration::from_millis(10), ..STRICT }
             }
@@ -100,7 +98,7 @@ impl Script<'_> {
             at += pause;
         }
         // The last fault of this scenario takes long.
-        let end = if matches!(scenario, Scenario::Half | Scenario::Proxy) { at } else { end };
+        let end = if scenario == Scenario::Half { at } else { end };
         self.add(end, Fault::Recover);
         if scenario == Scenario::Scores {
             self.add(end + TAIL, Fault::Mark);
@@ -153,7 +151,6 @@ impl Script<'_> {
             Scenario::Versions => self.upgrade(node, at, lasts),
             Scenario::Half => return self.lose_half(at),
             Scenario::Single => return self.single(node, at),
-            Scenario::Proxy => return self.proxy(node, at),
             Scenario::Lan => self.lan(at, lasts),
             Scenario::Partition => self.partition(at, lasts),
             Scenario::Vips => {
@@ -170,16 +167,6 @@ impl Script<'_> {
             return 100 + self.dice.below(900);
         }
         if self.dice.chance(300) { self.dice.below(400) } else { 500 + self.dice.below(5_000) }
-    }
-
-    /// The node is away for longer than its VIPs take to move.
-    fn proxy(&mut self, node: usize, at: u64) -> u64 {
-        self.add(at, Fault::Proxy(true));
-        let power = self.dice.chance(500);
-        self.add(at, if power { Fault::PowerOff(node) } else { Fault::Crash(node) });
-        let lasts = 16_000 + self.dice.below(4_000);
-        self.add(at + lasts, Fault::Start(node));
-        lasts + 2_000 + self.dice.below(4_000)
     }
 
     fn drain(&mut self, node: usize, at: u64, lasts: u64) {
