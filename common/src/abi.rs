@@ -222,8 +222,8 @@ pub struct Interface {
     /// bond's bit.
     pub bit: u32,
     /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`],
-    /// [`INTERFACE_NO_DIRECT`], and for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`],
-    /// [`INTERFACE_QDISC`] and [`INTERFACE_BYPASSED`]. From [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0:
+    /// [`INTERFACE_NO_DIRECT`], [`INTERFACE_MERGED`], and for the agent [`INTERFACE_TAGS`],
+    /// [`INTERFACE_FILTER`], [`INTERFACE_QDISC`] and [`INTERFACE_BYPASSED`]. From [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0:
     /// not known.
     pub flags: u32,
 }
@@ -254,6 +254,8 @@ pub const INTERFACE_BYPASSED: u32 = 128;
 /// The tc program for incoming packets is there for merged frames alone: no backend has direct server
 /// return.
 pub const INTERFACE_NO_DIRECT: u32 = 256;
+/// The tc program for incoming packets sends frames that stand for several ([`FlowSecret::frame_mark`]).
+pub const INTERFACE_MERGED: u32 = 512;
 /// See [`Interface::flags`].
 pub const INTERFACE_MTU_SHIFT: u32 = 16;
 

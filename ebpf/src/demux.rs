@@ -41,7 +41,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let handed_over = flags.is_handed_over();
     let (config, now) = (config(), flow::now());
-    if neighbor::is_abandoned(config, now) && !peer::may_have_handed_over(frame, interface) {
+    if neighbor::is_abandoned(config, now) && !handed_over && !peer::has_handed_over_elsewhere(frame, interface) {
         return tell(Scratch { known: KNOWN_ABANDONED, ..Scratch::default() }, Verdict::ODD);
     }
     let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
@@ -59,7 +59,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         && forward::is_plain(config, interface)
     {
         count::service(known.slot(), frame.length, false);
-        return forward::send(frame, &packet, node, config.handover, None, false);
+        return forward::send(frame, &packet, node, config.handover, None, (false, 0));
     }
     if let Some(backend) = known.plain_backend(config, &segment, now) {
         if handed_over {

@@ -34,7 +34,8 @@ pub(crate) fn hand_over<const V6: bool>(
     node: &Node,
 ) -> Outcome {
     let (source, vlan) = (source(config, interface, node), node.other_vlan(frame.vlan));
-    send(frame, packet, node, source, vlan, merged::is_merged(frame, interface))
+    let merged = merged::is_merged(frame, interface);
+    send(frame, packet, node, source, vlan, (merged, merged::outlet_flag(merged, interface)))
 }
 
 /// Returns whether frames of this interface leave as they are but for the TTL and the MACs, with this
@@ -46,7 +47,7 @@ pub(crate) fn is_plain(config: &Config, interface: &Interface) -> bool {
 }
 
 /// Sends the frame with these MACs, and with another tag if the path's VLAN is not the frame's. `merged`:
-/// the stack divides it.
+/// it stands for several; with [`merged::outlet_flag`].
 #[inline(always)]
 pub(crate) fn send<const V6: bool>(
     frame: &Frame,
@@ -54,10 +55,10 @@ pub(crate) fn send<const V6: bool>(
     node: &Node,
     source: Mac,
     other_vlan: Option<u32>,
-    merged: bool,
+    (merged, flag): (bool, u32),
 ) -> Outcome {
     let is_long = !merged && frame.available() > node.mtu as usize && node.mtu != 0;
-    let outlet = node.ifindex | if merged { merged::OUTLET } else { 0 };
+    let outlet = node.ifindex | flag;
     let hops = packet.hops();
     if is_long || hops <= 1 {
         return undeliverable(if is_long { node.mtu } else { 0 });

@@ -21,10 +21,11 @@ use aya_ebpf::{
         bpf_redirect, bpf_skb_change_head, bpf_skb_load_bytes_relative, bpf_skb_store_bytes, bpf_xdp_adjust_meta,
     },
 };
-use vipmux_common::abi::{INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, Interface};
+use vipmux_common::abi::{INTERFACE_GENERIC, INTERFACE_MERGED, INTERFACE_MTU_SHIFT, Interface};
 
 use crate::{
     frame::{ETHERNET_LENGTH, Frame},
+    maps::config,
     wire::{pin, read, write},
 };
 
@@ -33,14 +34,27 @@ use crate::{
 const LENGTH: usize = 24;
 /// Beside the outlet's ifindex in a verdict: the frame is merged.
 pub(crate) const OUTLET: u32 = 1 << 30;
-/// The first word of a mark. The second one is the outlet's ifindex.
-const MAGIC: u32 = u32::from_be_bytes(*b"vpmx");
 
-/// Returns whether a frame stands for several. The kernel joins and divides frames by itself in the
-/// network stack only. Such a frame is longer than what the interface receives.
+/// Returns the first word of this node's marks. The second one is the outlet's ifindex. The kernel keeps the
+/// metadata of a frame that crosses a veth. So the next node on the same machine must not take the mark for
+/// its own.
+#[inline(always)]
+fn own_mark() -> u32 {
+    config().flow_secret.frame_mark()
+}
+
+/// Returns whether a frame stands for several. Only in generic mode the kernel joins segments before the
+/// program. Such a frame is longer than what the interface receives.
 #[inline(always)]
 pub(crate) fn is_merged(frame: &Frame, interface: &Interface) -> bool {
     interface.flags & INTERFACE_GENERIC != 0 && frame.available() > (interface.flags >> INTERFACE_MTU_SHIFT) as usize
+}
+
+/// Returns [`OUTLET`] if the tc program of the interface sends a merged frame. Before an agent of this version
+/// has attached it, XDP does.
+#[inline(always)]
+pub(crate) fn outlet_flag(merged: bool, interface: &Interface) -> u32 {
+    if merged && interface.flags & INTERFACE_MERGED != 0 { OUTLET } else { 0 }
 }
 
 /// Marks a frame for the tc program, which sends it to this interface. Returns the kernel's action.
@@ -67,7 +81,7 @@ extern "C" fn merged_mark(context: *mut xdp_md, outlet: u32) -> u32 {
     unsafe {
         write::<0, u64>(meta, 0);
         write::<8, u64>(meta, 0);
-        write::<16, u32>(meta, MAGIC);
+        write::<16, u32>(meta, own_mark());
         write::<20, u32>(meta, outlet);
     }
     0
@@ -92,11 +106,12 @@ impl Mark {
         if meta + LENGTH > start {
             return None;
         }
+        let own = own_mark();
         // SAFETY: compared with the end above.
         unsafe {
-            if read::<{ LENGTH - 8 }, u32>(meta) == MAGIC {
+            if read::<{ LENGTH - 8 }, u32>(meta) == own {
                 Some(Self { outlet: read::<{ LENGTH - 4 }, _>(meta), has_link: true })
-            } else if read::<{ SHIFTED - 8 }, u32>(meta) == MAGIC {
+            } else if read::<{ SHIFTED - 8 }, u32>(meta) == own {
                 Some(Self { outlet: read::<{ SHIFTED - 4 }, _>(meta), has_link: false })
             } else {
                 None

@@ -117,7 +117,7 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
     if !is_node || is_assured {
         count::stat(Stat::Foreign, frame.length);
     } else if leads {
-        give_up(address);
+        give_up(address, vip.id);
         count::stat(Stat::Yielded, frame.length);
     }
     true
@@ -127,11 +127,15 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
 /// replaces two VIPs on one CPU between these two instructions, the second one stops, and its agent leads it
 /// again.
 #[inline(always)]
-fn give_up(address: &Address) {
+fn give_up(address: &Address, id: u32) {
     let Some(vip) = VIPS.get_ptr_mut(address) else { return };
     // SAFETY: a map value. Only its flags are written, and the agent replaces the whole element, so
     // neither can leave a mixture.
-    unsafe { (*vip).flags = (*vip).flags & !(VIP_LEADING | VIP_ASSURED) | VIP_YIELDED };
+    unsafe {
+        if (*vip).id == id {
+            (*vip).flags = (*vip).flags & !(VIP_LEADING | VIP_ASSURED) | VIP_YIELDED;
+        }
+    }
 }
 
 /// Notes a broadcast probe for an address: its sender is about to take it (RFC 5227, 2.1.1; RFC

@@ -28,10 +28,3 @@ pub(crate) fn has_handed_over(frame: &Frame) -> bool {
 pub(crate) fn has_handed_over_elsewhere(frame: &Frame, interface: &Interface) -> bool {
     interface.flags & INTERFACE_OWN_MAC != 0 && is_node(frame.source)
 }
-
-/// Returns whether another node may have handed the frame over. A node that came, or a gossip key that
-/// changed, while the agent is away, has a hand-over MAC that this node does not know.
-#[inline(always)]
-pub(crate) fn may_have_handed_over(frame: &Frame, interface: &Interface) -> bool {
-    frame.source.may_be_handover() || has_handed_over_elsewhere(frame, interface)
-}

@@ -81,7 +81,8 @@ fn tell_sender<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -
     let packet = Packet::<V6>::parse(frame.network, frame.end)?;
     let transport = packet.transport(frame, Some(frame.available())).ok()?;
     let segment = transport.segment(frame.end).ok()?;
-    if mtu != 0 && packet.may_be_fragmented() || !is_host::<V6>(&packet.source) {
+    let is_told = transport.fragment == 0 && (mtu == 0 || !packet.may_be_fragmented());
+    if !is_told || !is_host::<V6>(&packet.source) {
         return None;
     }
     if !allowed(Kind::Unreachable, &packet.source, frame.length) {

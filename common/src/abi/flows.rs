@@ -136,6 +136,15 @@ pub struct FlowSecret {
     pub port: u64,
 }
 
+impl FlowSecret {
+    /// Returns the first word of the mark that this node's programs put in front of merged frames, as
+    /// metadata. Another node on the same machine has another one. Never 0.
+    #[inline(always)]
+    pub const fn frame_mark(&self) -> u32 {
+        self.sum as u32 | 1
+    }
+}
+
 impl core::fmt::Debug for FlowSecret {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("FlowSecret(..)")

@@ -1,7 +1,7 @@
 //! Cases of partial checksums from local senders. They stay partial for the stack, and are
 //! completed for the wire.
 
-use vipmux_common::abi::{FLOW_ISN, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, INTERFACE_PARTIAL, Stat};
+use vipmux_common::abi::{FLOW_ISN, INTERFACE_GENERIC, INTERFACE_PARTIAL, Stat};
 use vipmux_tests::{
     frames::{Chunk, Ipv4, Payload, SYN, Sctp, Tcp, Udp},
     program::{IFINDEX, State},
@@ -21,9 +21,6 @@ use crate::{
     fragments::{cut, recorded},
     plain,
 };
-
-/// The MTU of the ingress interface, in its flags. Longer frames stand for several.
-const USUAL_MTU: u32 = 1500 << INTERFACE_MTU_SHIFT;
 
 pub(crate) fn cases() -> Vec<Case> {
     let both = |cases: Vec<Case>| with_twins(cases).into_iter().map(Case::in_this_family);
@@ -72,7 +69,7 @@ fn folded(mut sum: u32) -> u16 {
 
 /// Makes the ingress interface one of local senders.
 fn veth(state: &mut State) {
-    state.interfaces[IFINDEX].flags = INTERFACE_PARTIAL | USUAL_MTU;
+    state.interfaces[IFINDEX].flags = INTERFACE_PARTIAL;
 }
 
 fn segment(service: Service, length: usize) -> Ipv4 {
@@ -116,8 +113,7 @@ fn delivered() -> Vec<Case> {
 /// In generic mode the kernel knows that the frame is partial. A frame that is too long to be
 /// summed will be segmented.
 fn left_to_the_kernel() -> Vec<Case> {
-    let generic: fn(&mut State) =
-        |state| state.interfaces[IFINDEX].flags = INTERFACE_PARTIAL | INTERFACE_GENERIC | USUAL_MTU;
+    let generic: fn(&mut State) = |state| state.interfaces[IFINDEX].flags = INTERFACE_PARTIAL | INTERFACE_GENERIC;
     vec![
         remote("in generic mode a TCP checksum is handed over partial", HTTPS, &segment(HTTPS, 77)).given(generic),
         remote("in generic mode a UDP checksum is handed over partial", SYSLOG, &segment(SYSLOG, 77)).given(generic),

@@ -1,11 +1,12 @@
 //! Cases of VIPs on a segment with a number: how nodes are reached there.
 
 use vipmux_common::abi::{
-    DropReason, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, NODE_ATTACHED, NODE_VLAN, NODE_VLAN_SHIFT, Stat,
+    DropReason, INTERFACE_GENERIC, INTERFACE_MERGED, INTERFACE_MTU_SHIFT, NODE_ATTACHED, NODE_VLAN, NODE_VLAN_SHIFT,
+    Stat,
 };
 use vipmux_tests::{
     frames::{ACK, Ethernet, Icmpv6, Ipv4, Ipv6, Mac, Tcp},
-    program::{IFINDEX, State},
+    program::{FLOW_SECRET, IFINDEX, State},
 };
 
 use crate::{
@@ -176,9 +177,9 @@ const WIDE: u32 = 1_500;
 
 /// Returns a frame with the mark in front of it that `vipmux_ingress` looks for.
 fn marked(frame: &[u8]) -> Vec<u8> {
-    let magic = u32::from_be_bytes(*b"vpmx").to_ne_bytes();
+    let own = FLOW_SECRET.frame_mark().to_ne_bytes();
     let outlet = u32::try_from(IFINDEX).unwrap().to_ne_bytes();
-    [[0; 16].as_slice(), &magic, &outlet, frame].concat()
+    [[0; 16].as_slice(), &own, &outlet, frame].concat()
 }
 
 /// The path is narrower than the interface where packets come in.
@@ -245,7 +246,8 @@ fn too_big() -> Vec<Case> {
         Case::ingress("one that stands for several is left to the tc program", from_client().ipv4(&too_long))
             .given(|state| {
                 narrow(state);
-                state.interfaces[IFINDEX].flags = INTERFACE_GENERIC | u32::from(NARROW) << INTERFACE_MTU_SHIFT;
+                state.interfaces[IFINDEX].flags =
+                    INTERFACE_GENERIC | INTERFACE_MERGED | u32::from(NARROW) << INTERFACE_MTU_SHIFT;
             })
             .becomes(Verdict::Passed(marked(&handed(&too_long, PEER_MAC))), &new_flow(HTTPS, Stat::HandedOver))
             .then(recorded),

@@ -230,12 +230,12 @@ impl Walk<'_> {
         })
     }
 
-    /// Returns whether another node may have handed the frame over, so that it is served even after the
-    /// agent has been away for too long.
+    /// Returns whether the frame is another node's, so that it is served even after the agent has been away
+    /// for too long.
     fn may_be_handed_over(&self, entered: Interface) -> Result<bool, MapsError> {
         let FrameSource::Mac(mac) = self.request.source else { return self.is_handed_over() };
         let is_node = || Ok(self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0));
-        Ok(mac.may_be_handover() || entered.flags & INTERFACE_OWN_MAC != 0 && is_node()?)
+        Ok(self.is_handed_over()? || entered.flags & INTERFACE_OWN_MAC != 0 && is_node()?)
     }
 
     fn attached(&self, target: &IndexedBackend) -> Result<Option<Node>, MapsError> {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use vipmux_common::abi::{
-    self, INTERFACE_BACKUP, INTERFACE_BYPASSED, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT,
-    INTERFACE_NO_DIRECT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
+    self, INTERFACE_BACKUP, INTERFACE_BYPASSED, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MERGED,
+    INTERFACE_MTU_SHIFT, INTERFACE_NO_DIRECT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
 };
 
 use super::{
@@ -203,7 +203,7 @@ impl AttachedInterfaces {
             let own = self.settings.handover_mac == HandoverMac::Own;
             let backup = port.backups.contains(&receiver.ifindex);
             let flags = [
-                (generic, INTERFACE_GENERIC),
+                (generic, INTERFACE_GENERIC | INTERFACE_MERGED),
                 (partial, INTERFACE_PARTIAL),
                 (own, INTERFACE_OWN_MAC),
                 (backup, INTERFACE_BACKUP),
