@@ -130,7 +130,10 @@ impl Links {
     /// Returns whether this node's own address in the subnet of another one is gone. Then the kernel asks
     /// nobody there, and silence proves nothing.
     pub(super) fn cannot_ask(&self, other: IpAddr) -> bool {
+        let mut there =
+            self.iter().flat_map(|link| link.addresses.iter().map(|&(own, prefix)| (link.ifindex, own, prefix)));
         self.removed.0.keys().any(|(_, own, prefix)| same_subnet(*own, other, *prefix))
+            && !there.any(|address| same_subnet(address.1, other, address.2) && !self.removed.contains(&address))
     }
 
     /// Lets an address linger, unless another interface has it, too.

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
-use super::{Interface, Links, Segment, Segments, Subnet};
+use super::{Interface, Links, Segment, Segments, Subnet, network};
 
 /// A subnet with several cards of this node in one VLAN.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +49,15 @@ impl Links {
         subnets(first).any(|subnet| subnets(second).any(|other| other == subnet))
     }
 
-    /// Returns whether the kernel sends to a subnet of this interface by this interface. Only subnets
-    /// with the family of `address` count.
+    /// Returns whether the kernel sends to the subnet of `address` by this interface. If the interface has no
+    /// such subnet, any of its subnets with the family of `address` counts.
     fn replies_leave_by(&self, ifindex: u32, address: IpAddr) -> bool {
-        let mut subnets = self.get(ifindex).into_iter().flat_map(Interface::subnets);
-        subnets
-            .any(|subnet| subnet.0.is_ipv4() == address.is_ipv4() && self.subnet_routes.get(&subnet) == Some(&ifindex))
+        let Some(interface) = self.get(ifindex) else { return false };
+        let is_routed = |subnet: Subnet| self.subnet_routes.get(&subnet) == Some(&ifindex);
+        match interface.subnet(address) {
+            Some(prefix) => is_routed((network(address, prefix), prefix)),
+            None => interface.subnets().any(|subnet| subnet.0.is_ipv4() == address.is_ipv4() && is_routed(subnet)),
+        }
     }
 }
 
@@ -161,6 +164,18 @@ mod tests {
             assert_eq!(ports(&links, "192.0.2.200", &[2, 3, 4]), [expected], "{route:?} {down:?}");
             assert_eq!(ports(&links, "172.16.0.1", &[2, 3, 4]), [expected, 4], "a VIP in no subnet");
         }
+    }
+
+    #[test]
+    fn the_subnet_of_the_vip_decides_which_card_its_replies_leave_by() {
+        let mut links = node();
+        let other = (IpAddr::V4(Ipv4Addr::new(203, 0, 113, 0)), 24);
+        for (card, own) in [(2, "203.0.113.1"), (3, "203.0.113.2")] {
+            links.interfaces.get_mut(&card).unwrap().addresses.insert((own.parse().unwrap(), 24));
+        }
+        links.subnet_routes = [(SUBNET, 2), (other, 3)].into();
+        assert_eq!(ports(&links, "192.0.2.200", &[2, 3]), [2]);
+        assert_eq!(ports(&links, "203.0.113.200", &[2, 3]), [3]);
     }
 
     #[test]

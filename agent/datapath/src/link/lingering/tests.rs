@@ -65,6 +65,11 @@ fn a_removed_address_leads_to_its_subnet_for_a_short_time() {
     assert!(links.owners().is_empty(), "a VIP may have this address now");
     assert!(links.cannot_ask("192.0.2.7".parse().unwrap()) && !links.cannot_ask("198.51.100.7".parse().unwrap()));
     assert_eq!((outlet(&links), links.next_expiry()), (Some(1), Some(start + LINGER)));
+    assert!(links.follow(&added(1, "192.0.2.99", 24), start + second));
+    assert!(!links.cannot_ask("192.0.2.7".parse().unwrap()), "another own address is there");
+    assert!(links.follow(&removed(1, "192.0.2.99", 24), start + second) && links.expire(start + second + LINGER));
+    let mut links = before.clone();
+    assert!(links.follow(&removed(1, OWN, 24), start));
     assert!(links.follow(&added(1, OWN, 24), start + second));
     assert_eq!(links, before);
 
