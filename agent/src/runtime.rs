@@ -306,8 +306,9 @@ impl Agent {
         let Serving { kernel, interfaces, .. } = &mut self.serving;
         let changed = interfaces.set_bypassed(kernel, self.bypasses.ports())?;
         for (port, remedy) in &remedies {
-            self.telemetry.meters.repaired("link");
-            self.serving.remedy_bypass(*port, *remedy)?;
+            if self.serving.remedy_bypass(*port, *remedy)? {
+                self.telemetry.meters.repaired("link");
+            }
         }
         Ok(changed || !remedies.is_empty())
     }

@@ -292,8 +292,8 @@ impl Serving {
     }
 
     /// Lets the XDP program of a port whose frames bypass it be attached anew, or in generic mode. The
-    /// next reconciliation attaches it.
-    pub(super) fn remedy_bypass(&mut self, ifindex: u32, remedy: Remedy) -> Result<(), AgentError> {
+    /// next reconciliation attaches it. Returns whether it does.
+    pub(super) fn remedy_bypass(&mut self, ifindex: u32, remedy: Remedy) -> Result<bool, AgentError> {
         let interface = interface_name(ifindex);
         match remedy {
             Remedy::Anew => {
@@ -305,9 +305,12 @@ impl Serving {
                 tracing::warn!(interface, "frames bypass the native XDP program although it was attached anew");
                 self.forget_link(ifindex);
             }
-            Remedy::Generic => tracing::error!(interface, "frames bypass the XDP program, leading no VIP here"),
+            Remedy::Generic => {
+                tracing::error!(interface, "frames bypass the XDP program, leading no VIP here");
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Lets an interface's programs be attached again, since its pinned link is not as desired.
