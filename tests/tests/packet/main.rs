@@ -40,6 +40,7 @@ mod segments;
 mod services;
 mod spreading;
 mod truncation;
+mod verified;
 
 use std::{collections::BTreeSet, sync::LazyLock};
 
