@@ -200,7 +200,7 @@ fn an_agent_that_is_given_another_interface_lets_go_of_the_old_one() -> Result<(
     assert!(has_xdp(node, "mac0")? && !has_xdp(node, "eth0")?);
     assert!(!node.tc(&["qdisc", "show", "dev", "eth0"])?.contains("clsact"));
     let links = fs::read_dir(agent.pins().join("links"))?.count();
-    assert_eq!(links, 2, "the new interface's");
+    assert_eq!(links, 3, "the new interface's: XDP, and both directions of tc");
     Ok(())
 }
 
