@@ -141,7 +141,7 @@ impl FlowSecret {
     /// metadata. Another node on the same machine has another one. Never 0.
     #[inline(always)]
     pub const fn frame_mark(&self) -> u32 {
-        self.sum as u32 | 1
+        (self.sum >> 32) as u32 | 1
     }
 }
 
