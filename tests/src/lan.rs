@@ -10,7 +10,7 @@
 //!       pod     pod       pod        10.244.NODE.X, 2001:db8:244:NODE::X, by a PodNetwork
 //! ```
 //!
-//! A node's cable is a veth, or a wire between two cards ([`mod@card`]).
+//! A node's cable is a veth, or a wire between two cards (`lan/card.rs`).
 //! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of
 //! it.
 
