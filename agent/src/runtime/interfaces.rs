@@ -349,7 +349,7 @@ impl AttachedInterfaces {
         interfaces.any(|interface| interface.has(address))
     }
 
-    /// Attaches the programs to segments, and returns those that can be used.
+    /// Attaches the programs to segments, and returns the usable segments.
     fn attach_segments(
         &mut self,
         kernel: &mut Kernel,
