@@ -175,7 +175,7 @@ pub struct DrainProgress {
 /// A difference between the kernel and the desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedDifference {
-    /// A map's name, `map`, `program`, `link` or `nftables`.
+    /// A map's name, `map`, `program`, `link`, `place`, `setting` or `nftables`.
     pub what: String,
     /// The entry's key or name.
     pub entry: String,

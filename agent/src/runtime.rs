@@ -39,6 +39,7 @@ mod events;
 mod gossip_keys;
 mod gossip_task;
 mod handover_macs;
+mod hashing_agreement;
 mod interfaces;
 mod kernel;
 mod key_conflict;
@@ -48,6 +49,7 @@ mod liveness;
 mod log_limit;
 mod metrics_server;
 mod object_source;
+mod orphaned_flows;
 mod peer_health;
 mod peer_versions;
 mod pipeline;
@@ -55,6 +57,7 @@ mod program_places;
 mod published;
 mod queries;
 mod reconcile;
+mod repair_budget;
 mod self_check;
 mod serving;
 mod startup;
@@ -74,6 +77,7 @@ use self::{
     cut_segments::{CutSegments, SegmentView},
     election_driver::ElectionDriver,
     events::{Event, Inputs, Sources, Timers},
+    hashing_agreement::HashingAgreement,
     interfaces::SegmentChanges,
     kernel::boottime,
     liveness::StartupProgress,
@@ -92,7 +96,7 @@ pub use self::{
 use crate::gossip::Addresses;
 use vipmux_cluster::store::{StoreReport, Watched};
 use vipmux_datapath::link::{Links, Monitor, PeersBySegment, SegmentPeers, interface_name};
-use vipmux_election::{Command, Input};
+use vipmux_election::{Command, Input, membership::Item};
 use vipmux_model::NodeName;
 
 /// The agent's components.
@@ -105,6 +109,7 @@ struct Agent {
     self_check: SelfCheck,
     cut_segments: CutSegments,
     bypasses: Bypasses,
+    hashing: HashingAgreement,
     telemetry: Telemetry,
     /// To the pipeline, which answers them.
     explain_requests: mpsc::Sender<ExplainRequest>,
@@ -164,8 +169,8 @@ impl Agent {
         match event {
             Event::Heartbeat => {
                 let start = Instant::now();
-                self.heartbeat(&inputs.links())?;
-                reconcile = self.check_pins()?
+                reconcile = self.heartbeat(&inputs.links())?
+                    | self.check_pins()?
                     | self.check_segments(&inputs.links(), monitor)?
                     | self.check_bypasses(monitor)?;
                 inputs.end_heartbeat(start.elapsed());
@@ -211,7 +216,9 @@ impl Agent {
         self.telemetry.silence(self.election.elector.keys().silence());
     }
 
-    fn heartbeat(&mut self, links: &Links) -> Result<(), AgentError> {
+    /// Returns whether to reconcile, since the hashing changed.
+    fn heartbeat(&mut self, links: &Links) -> Result<bool, AgentError> {
+        let mut reconcile = false;
         self.extend_fence()?;
         self.announcements.check_foreign_speakers(&mut self.serving, links)?;
         let now = boottime()?;
@@ -221,11 +228,24 @@ impl Agent {
             self.telemetry.leadership(&elector.missing_members(), elector.uses_store_evidence(now), now);
             self.telemetry.versions(&self.election.elector.versions());
             self.telemetry.meters.map_usage(self.serving.kernel.observed().fill());
+            reconcile = self.check_hashing(now)?;
         }
         let now = Instant::now();
         self.telemetry.log_omitted(now);
         self.announcements.log_omitted(now);
-        Ok(())
+        Ok(reconcile)
+    }
+
+    /// Follows the hashing that the nodes agree on. Returns whether to reconcile, since it changed.
+    fn check_hashing(&mut self, now: Duration) -> Result<bool, AgentError> {
+        let elector = &self.election.elector;
+        let changed = self.serving.is_ready() && elector.peers(|peers| self.hashing.look(&peers.members, now));
+        if changed {
+            elector.publish(Item::Hashing(self.hashing.info()))?;
+            let number = self.hashing.used().number();
+            tracing::info!(hashing = number, "nodes agree on another hashing, replacing all tables");
+        }
+        Ok(changed)
     }
 
     /// Stops the agent, with a drain, if somebody removed the pins: nothing answers for its VIPs any

@@ -47,7 +47,7 @@ pub mod capacity {
     pub const SERVICES: u32 = 24_576;
     /// Elements of the index of Services: a power of two.
     pub const SERVICE_INDEX: u32 = 32_768;
-    /// Slots of the arena of Maglev tables, two per element ([`crate::table`]): 24 MiB. 10,000
+    /// Slots of the arena of tables, two per element ([`crate::table`]): 24 MiB. 10,000
     /// Services of ten endpoints, all with a second table over local ones, need four fifths of it.
     pub const TABLES: u32 = 6_160_384;
     /// Backends: distinct (address, port, node).
@@ -222,7 +222,7 @@ pub struct Interface {
     /// bond's bit.
     pub bit: u32,
     /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`],
-    /// [`INTERFACE_NO_DIRECT`], [`INTERFACE_MERGED`], and for the agent [`INTERFACE_TAGS`],
+    /// [`INTERFACE_NO_DIRECT`], [`INTERFACE_MERGED`], [`INTERFACE_UNSUMMED`], and for the agent [`INTERFACE_TAGS`],
     /// [`INTERFACE_FILTER`], [`INTERFACE_QDISC`] and [`INTERFACE_BYPASSED`]. From [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0:
     /// not known.
     pub flags: u32,
@@ -256,6 +256,9 @@ pub const INTERFACE_BYPASSED: u32 = 128;
 pub const INTERFACE_NO_DIRECT: u32 = 256;
 /// The tc program for incoming packets sends frames that stand for several ([`FlowSecret::frame_mark`]).
 pub const INTERFACE_MERGED: u32 = 512;
+/// With [`INTERFACE_MERGED`]: an interface that frames leave by computes no checksums. So that program sends all
+/// frames.
+pub const INTERFACE_UNSUMMED: u32 = 1024;
 /// See [`Interface::flags`].
 pub const INTERFACE_MTU_SHIFT: u32 = 16;
 
@@ -354,7 +357,7 @@ pub struct ServiceValue {
     pub slot: u32,
     /// [`ServiceState::generation`] of the slot, copied into new flows.
     pub generation: u32,
-    /// First slot of the Maglev table over all backends.
+    /// First slot of the table over all backends.
     pub table: u32,
     /// Its length; 0: no ready backend.
     pub table_length: u32,
@@ -362,7 +365,7 @@ pub struct ServiceValue {
     pub local_table: u32,
     /// Its length; 0: no ready backend on this node.
     pub local_length: u32,
-    /// [`SERVICE_KERNEL`], [`SERVICE_SPARE`].
+    /// [`SERVICE_KERNEL`], [`SERVICE_SPARE`], [`SERVICE_HASHES_VIP`].
     pub flags: u32,
     /// Session affinity by the client's address: the time that an idle client is remembered, in
     /// jiffies. 0: no affinity.
@@ -376,6 +379,9 @@ pub const SERVICE_KERNEL: u32 = 1;
 /// yet. They get what peers hand over, and packets that could otherwise only go back to their node. In
 /// [`ServiceValue::flags`].
 pub const SERVICE_SPARE: u32 = 2;
+/// The hash that selects a slot of the tables covers the VIP's address ([`crate::hash::flow`]). In
+/// [`ServiceValue::flags`].
+pub const SERVICE_HASHES_VIP: u32 = 4;
 /// Direct server return: backends get packets with the VIP as destination and answer from it.
 /// Nothing is translated. In [`ServiceState::flags`].
 pub const SERVICE_DIRECT: u32 = 2;

@@ -3,7 +3,7 @@
 //! [`flow`] selects the backend, so every node and every version in a cluster must compute the
 //! same. Its result is part of the protocol between the nodes. The test vectors below fix it.
 
-use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, capacity};
+use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, SERVICE_HASHES_VIP, ServiceValue, capacity};
 
 /// Two odd 64-bit constants with about as many ones as zeros (from splitmix64).
 const K0: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -22,12 +22,24 @@ const fn mix(state: u64, word: u64) -> u64 {
 
 /// Returns the hash of a flow: the client's address and port, the Service's port and the protocol,
 /// as wire bytes. The VIP's id is excluded, since it differs between nodes.
+///
+/// `salt`: [`salt`]'s.
 #[inline(always)]
-pub const fn flow(key: &FlowKey) -> u32 {
+pub const fn flow(key: &FlowKey, salt: u64) -> u32 {
     let ports = pair(u32::from_le(key.client_port as u32) | u32::from_le(key.vip_port as u32) << 16, key.protocol);
-    let state = mix(K0, pair(u32::from_le(key.client.w0), u32::from_le(key.client.w1)));
+    let state = mix(K0 ^ salt, pair(u32::from_le(key.client.w0), u32::from_le(key.client.w1)));
     let state = mix(state, pair(u32::from_le(key.client.w2), u32::from_le(key.client.w3)));
     (mix(mix(state, ports), K0) >> 32) as u32
+}
+
+/// Returns what the VIP's address adds to the hashes of a Service port's flows; 0 without
+/// [`SERVICE_HASHES_VIP`]. Without it, a client port meets one backend by all VIPs of the same Pods.
+#[inline(always)]
+pub const fn salt(service: &ServiceValue, vip: &Address) -> u64 {
+    let prefix = pair(u32::from_le(vip.w0), u32::from_le(vip.w1));
+    let salt = prefix ^ pair(u32::from_le(vip.w2), u32::from_le(vip.w3));
+    // All bits or none, without a branch.
+    salt & (((service.flags / SERVICE_HASHES_VIP) & 1) as u64).wrapping_neg()
 }
 
 /// Returns the index of an address in `VIP_INDEX`.
@@ -108,20 +120,74 @@ mod tests {
             reserved: 0,
         };
         let hashes = [
-            flow(&key([192, 0, 2, 1], 40_000, 80, 6)),
-            flow(&key([192, 0, 2, 1], 40_001, 80, 6)),
-            flow(&key([192, 0, 2, 1], 40_000, 80, 17)),
-            flow(&FlowKey::default()),
+            flow(&key([192, 0, 2, 1], 40_000, 80, 6), 0),
+            flow(&key([192, 0, 2, 1], 40_001, 80, 6), 0),
+            flow(&key([192, 0, 2, 1], 40_000, 80, 17), 0),
+            flow(&FlowKey::default(), 0),
         ];
         let address = Address::v4(u32::from_ne_bytes([192, 0, 2, 1]));
         assert_eq!([client(&address), client(&Address::default())], [25_399_806, 2_500_015_005]);
         assert_eq!(hashes, [4_157_142_029, 3_178_966_719, 1_533_810_797, 2_043_408_497]);
     }
 
+    const HASHES_VIP: ServiceValue = ServiceValue {
+        flags: SERVICE_HASHES_VIP,
+        slot: 0,
+        generation: 0,
+        table: 0,
+        table_length: 0,
+        local_table: 0,
+        local_length: 0,
+        affinity: 0,
+    };
+
+    fn v4(address: [u8; 4]) -> Address {
+        Address::v4(u32::from_ne_bytes(address))
+    }
+
+    #[test]
+    fn flow_hash_with_the_vip_never_changes() {
+        let key =
+            FlowKey { client_port: 40_000u16.to_be(), vip_port: 80u16.to_be(), protocol: 6, ..FlowKey::default() };
+        let v6 = Address {
+            w0: u32::from_ne_bytes([0x20, 1, 0x0d, 0xb8]),
+            w3: u32::from_ne_bytes([0, 0, 0, 1]),
+            w1: 0,
+            w2: 0,
+        };
+        let hashes = [v4([192, 0, 2, 10]), v6].map(|vip| flow(&key, salt(&HASHES_VIP, &vip)));
+        assert_eq!(hashes, [1_461_431_791, 2_535_560_888]);
+        assert_eq!(salt(&ServiceValue { flags: !SERVICE_HASHES_VIP, ..HASHES_VIP }, &v6), 0);
+    }
+
+    #[test]
+    fn a_client_port_meets_another_backend_by_most_other_vips() {
+        let vips = (0..=255).map(|last| v4([192, 0, 2, last])).chain((0..=255).map(|last| v4([last, 0, 0, 1])));
+        let v6 = (0..=255).map(|last| Address { w3: u32::from_ne_bytes([0, 0, 0, last]), w0: 0x20, w1: 0, w2: 0 });
+        let vips: Vec<_> = vips.chain(v6).collect();
+        for pair in vips.windows(2) {
+            let is_same = |number: &u16| {
+                let client = v4([198, 51, 100, number.to_be_bytes()[1]]);
+                let client_port = 30_000 + number / 256;
+                let key = FlowKey {
+                    client,
+                    client_port: client_port.to_be(),
+                    vip_port: 80,
+                    protocol: 6,
+                    ..FlowKey::default()
+                };
+                let [one, other] = [0, 1].map(|i| slot(flow(&key, salt(&HASHES_VIP, &pair[i])), 10));
+                one == other
+            };
+            let same = (0..5_000).filter(is_same).count();
+            assert!((400..600).contains(&same), "{pair:?}: {same} of 5,000, expected 500 with ten backends");
+        }
+    }
+
     /// The first usable slot of a flow, one in ten being usable; `None`: no probe finds one.
     fn probed(port: u16, length: u32) -> Option<u32> {
         let key = FlowKey { client: Address::v4(0x0102_0304), client_port: port, protocol: 6, ..Default::default() };
-        let probes = core::iter::successors(Some(flow(&key)), |hash| Some(next(*hash)));
+        let probes = core::iter::successors(Some(flow(&key, 0)), |hash| Some(next(*hash)));
         probes.take(1 + PROBES as usize).map(|hash| slot(hash, length)).find(|slot| slot % 10 == 3)
     }
 
@@ -149,7 +215,7 @@ mod tests {
         for port in 0..50_200u16 {
             let key =
                 FlowKey { client: Address::v4(0x0102_0304), client_port: port, protocol: 6, ..Default::default() };
-            counts[slot(flow(&key), 251) as usize] += 1;
+            counts[slot(flow(&key, 0), 251) as usize] += 1;
         }
         let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
         assert!(*least > 120 && *most < 290, "{least} to {most}, expected about 200 each");

@@ -1,7 +1,7 @@
 //! `SERVICE_INDEX`: copies of entries of `SERVICES`. A new flow finds its Service in half a cache line, where a
 //! lookup in a hash map of the kernel reads a bucket and the entry.
 
-use crate::abi::{SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceValue, capacity};
+use crate::abi::{SERVICE_HASHES_VIP, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceValue, capacity};
 
 /// An element, in the host's byte order: three words of a Service port's value, and their check. It is of
 /// one of the entries that have this index ([`ServiceKey::index`]), or all zero. Services with session affinity
@@ -93,7 +93,7 @@ const fn pair(low: u32, high: u32) -> u64 {
 
 const _: () = {
     assert!(capacity::SERVICES <= 1 << SLOT_BITS && capacity::SERVICE_INDEX.is_power_of_two());
-    assert!((SERVICE_KERNEL | SERVICE_SPARE) >> (u32::BITS - SLOT_BITS) == 0);
+    assert!((SERVICE_KERNEL | SERVICE_SPARE | SERVICE_HASHES_VIP) >> (u32::BITS - SLOT_BITS) == 0);
 };
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ mod tests {
         table_length: 251,
         local_table: 1_000,
         local_length: 7,
-        flags: SERVICE_KERNEL | SERVICE_SPARE,
+        flags: SERVICE_KERNEL | SERVICE_SPARE | SERVICE_HASHES_VIP,
         affinity: 0,
     };
     /// The next revision.

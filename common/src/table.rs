@@ -1,4 +1,4 @@
-//! The arena of Maglev tables. An element of `TABLES` has two slots, since the kernel gives each
+//! The arena of tables. An element of `TABLES` has two slots, since the kernel gives each
 //! array element at least eight bytes. A write of one slot writes the other one's bytes unchanged,
 //! so readers never see them change.
 

@@ -50,7 +50,7 @@ fn is_of_local_flow<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u3
         if !known.is_local() {
             return None;
         }
-        known.found(config(), &segment, source, flow::now()).ok()??.target
+        known.found(&segment, source, flow::now()).ok()??.target
     };
     Some(target.local.is_some())
 }

@@ -68,7 +68,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         count::service(known.slot(), frame.length, false);
         return nat::deliver(frame, interface, &packet, &transport, &segment, backend);
     }
-    let found = match known.found(config, &segment, &source, now) {
+    let found = match known.found(&segment, &source, now) {
         Ok(Some(found)) => found,
         Ok(None) => return tell(told(KNOWN_NEW), Verdict::NEW),
         Err(reason) => {
@@ -103,15 +103,16 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     // SAFETY: as above.
     let attempts = move || unsafe { ptr::read_volatile(&raw const (*scratch).attempts) };
     let is_opening = || known() == KNOWN_OPENING;
-    let (id, flags) = if matches!(known(), KNOWN_NEW | KNOWN_OPENING | KNOWN_VIP) {
-        // SAFETY: as above.
-        unsafe { ((*scratch).vip, vip::Flags((*scratch).vip_flags)) }
-    } else {
+    if !matches!(known(), KNOWN_NEW | KNOWN_OPENING | KNOWN_VIP) {
         let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
         // SAFETY: as above.
         unsafe { *scratch = Scratch { vip: id, vip_flags: flags.0, ..Scratch::default() } };
-        (id, flags)
-    };
+    }
+    // Read back, since the verifier would check the rest for each way to find the VIP.
+    // SAFETY: as above.
+    let (id, flags) =
+        unsafe { (ptr::read_volatile(&raw const (*scratch).vip), ptr::read_volatile(&raw const (*scratch).vip_flags)) };
+    let flags = vip::Flags(flags);
     let transport = packet.transport(frame, Some(frame.available()))?;
     if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
         return tell(Scratch::default(), Verdict::ODD);
@@ -153,7 +154,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 fragment::record_kernel(&packet, &transport, flow::now())?;
                 return Ok(Verdict::KERNEL);
             }
-            let (target, to_remember) = match service::pick(&key, &service, &source, attempts()) {
+            let (target, to_remember) = match service::pick(&key, &service, &packet.destination, &source, attempts()) {
                 Ok(picked) => picked,
                 Err(_) if is_opening() => return look_for_record(),
                 Err(reason) => return Err(reason.into()),
@@ -164,7 +165,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         }
     };
     if matches!(found.kept, Kept::Partly | Kept::Renewed | Kept::Reserve) {
-        found.kept = record::record(&key, place, &found, &segment, is_new, flow::now());
+        found.kept = record::record(&key, place, &found, &segment, flow::now());
     }
     match found.kept {
         Kept::Known => return look_for_record(),
@@ -280,9 +281,8 @@ fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usiz
             if service.flags & SERVICE_KERNEL != 0 {
                 return Ok(Verdict::KERNEL);
             }
-            let hash = if service.affinity == 0 { hash::flow(&key) } else { hash::client(&key.client) };
-            let state = service::state(&service).map_or(0, |state| state.flags);
-            (service::choose(&service, hash, source)?, state)
+            let state = service::state(&service).ok_or(DropReason::NoService)?;
+            (service::choose(&service, service::hash(&key, &service, &packet.destination), source)?, state.flags)
         }
     };
     match target.local {

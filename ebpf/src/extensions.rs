@@ -26,6 +26,9 @@ const MOST: usize = 8;
 /// The limit of their bytes together, which is also a bound for the verifier: a power of two less
 /// one.
 const REACH: usize = 0x1fff;
+/// The option with the length of a packet of more than 64 KiB, and its own length (RFC 2675, 2). The kernel joins
+/// segments to such packets, where it is the first option (BIG TCP; `struct hop_jumbo_hdr` of include/net/ipv6.h).
+const JUMBO: u16 = 0xc204_u16.to_be();
 /// Instead of [`FIRST`] or [`LATER`]: not understood, or cut off.
 const MALFORMED: u64 = 4;
 
@@ -33,6 +36,8 @@ const MALFORMED: u64 = 4;
 pub(crate) struct Found {
     /// Bytes of all extension headers.
     pub(crate) length: usize,
+    /// All ones in the 16 bits of the packet's length if an option has that, else 0.
+    pub(crate) jumbo: usize,
     /// The number of the transport's protocol.
     pub(crate) next: u32,
     /// [`FIRST`], [`LATER`]; 0 for a whole datagram.
@@ -91,8 +96,8 @@ extern "C" fn extensions_tc(context: *mut __sk_buff, offset: u32, next: u32) -> 
     walk(start, end, offset, next)
 }
 
-/// Packs the identification, the total length, the kind of fragment and the transport's number, in
-/// this order: 32, 16, 8 and 8 bits.
+/// Packs the identification, whether there is a [`JUMBO`] option, the total length, the kind of fragment and the
+/// transport's number, in this order: 32, 1, 15, 8 and 8 bits.
 #[inline(always)]
 fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
     // An ICMP error embeds a packet whose headers may begin far behind.
@@ -100,11 +105,12 @@ fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
         return MALFORMED << 8;
     }
     let (first, mut next) = (offset as usize & REACH, next & 0xff);
-    let (mut length, mut fragment, mut id) = (0_usize, 0_u32, 0_u32);
+    let (mut length, mut fragment, mut id, mut jumbo) = (0_usize, 0_u32, 0_u32, 0_u64);
     // Once more than the limit, to see what follows the last header.
     for _ in 0..=MOST {
         if !is_extension(next) {
-            return u64::from(id) << 32 | (length as u64) << 16 | u64::from(fragment) << 8 | u64::from(next);
+            let kind = u64::from(fragment) << 8 | u64::from(next);
+            return u64::from(id) << 32 | jumbo << 31 | (length as u64) << 16 | kind;
         }
         let at = pin(start + first + (length & REACH));
         if at + 8 > end {
@@ -118,6 +124,11 @@ fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
             return MALFORMED << 8;
         }
         // SAFETY: compared with the end above.
+        if next == HOP_BY_HOP && unsafe { read::<2, u16>(at) } == JUMBO {
+            // SAFETY: as above. Less than 64 KiB is an error (RFC 2675, 3).
+            jumbo = u64::from(unsafe { read::<4, u16>(at) } != 0);
+        }
+        // SAFETY: as above.
         if next == ROUTING && unsafe { read::<3, u8>(at) } != 0 {
             // The packet continues to another host, whose address the checksums cover (RFC 8200,
             // 4.4 and 8.1).
@@ -150,5 +161,11 @@ fn decode(found: u64) -> Result<Found, DropReason> {
     if fragment == MALFORMED as u32 {
         return Err(DropReason::Malformed);
     }
-    Ok(Found { length: (found >> 16) as usize & REACH, next: found as u32 & 0xff, fragment, id: (found >> 32) as u32 })
+    Ok(Found {
+        length: (found >> 16) as usize & REACH,
+        jumbo: (found >> 31 & 1).wrapping_neg() as usize & 0xffff,
+        next: found as u32 & 0xff,
+        fragment,
+        id: (found >> 32) as u32,
+    })
 }

@@ -8,8 +8,8 @@ use core::ptr;
 use aya_ebpf::helpers::bpf_jiffies64;
 use vipmux_common::{
     abi::{
-        BACKEND_GONE, BACKEND_LOCAL, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_RESET,
-        FlowRecord, LATE_SECONDS, Node, SERVICE_GONE, ServiceState,
+        BACKEND_GONE, BACKEND_LOCAL, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN,
+        FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN, FlowRecord, LATE_SECONDS, Node, SERVICE_GONE, ServiceState,
     },
     backend_nodes,
     flow_table::Place,
@@ -134,17 +134,33 @@ pub(crate) fn is_closed(flags: u32) -> bool {
     flags & (FLOW_RESET | FLOW_DIRECT) != 0 || flags & BOTH == BOTH
 }
 
+/// Returns whether a SYN has nothing to do with the recorded connection, since that one is over. Anybody can forge
+/// the client's FIN or RST, so neither is enough: the backend closed too, or both are long gone.
+#[inline(always)]
+pub(crate) fn is_over(config: &Config, flags: u32, age: u32) -> bool {
+    const CLIENT: u32 = FLOW_CLIENT_FIN | FLOW_RESET | FLOW_DIRECT;
+    flags & CLIENT != 0 && (flags & FLOW_BACKEND_FIN != 0 || age > config.closed_linger)
+}
+
 /// A record without the client, in words: fields would take more of the stack.
 #[derive(Clone, Copy)]
 pub(crate) struct Flow {
     ports: u64,
     backend: u64,
     slot: u64,
-    state: u64,
-    time: u64,
+    /// The record's node, protocol, flags and epoch.
+    pub(crate) state: u64,
+    /// Its sequence number and time.
+    pub(crate) time: u64,
 }
 
 impl Flow {
+    /// Without ports, backend and Service.
+    #[inline(always)]
+    pub(crate) fn of_words(state: u64, time: u64) -> Self {
+        Self { ports: 0, backend: 0, slot: 0, state, time }
+    }
+
     /// Reads a record. It can be given to another flow meanwhile, so the copy may be torn.
     ///
     /// # Safety
@@ -287,17 +303,31 @@ pub(crate) fn refresh(record: *mut FlowRecord, flow: &Flow, flags: u32, now: u32
     }
 }
 
-/// Returns a flow's flags after a segment with these TCP flags from the side whose FIN is `fin`.
-/// Only the client can disprove an RST. Otherwise packets that the backend had sent before the
-/// client's RST would keep the flow alive.
+/// Returns a flow's flags after a client's packet with these TCP flags, which opens nothing. Only the client
+/// can disprove an RST. Otherwise packets that the backend had sent before the client's RST would keep the
+/// flow alive.
 #[inline(always)]
-pub(crate) fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
+pub(crate) fn after_client(flags: u32, tcp: u8) -> u32 {
+    // Nobody sees the replies of a backend on another node.
+    let proven = if flags & FLOW_REPLIES == 0 { FLOW_UNPROVEN } else { FLOW_HALF_OPEN };
+    closing(flags & !(proven | FLOW_RESET), tcp, FLOW_CLIENT_FIN)
+}
+
+/// The same after a SYN, if the record stays. On another node, it begins a connection after a closed one.
+#[inline(always)]
+pub(crate) fn after_syn(flags: u32) -> u32 {
+    if flags & FLOW_REPLIES == 0 { flags & !(FLOW_CLIENT_FIN | FLOW_RESET) } else { flags }
+}
+
+/// The same after a backend's packet. Its RST may be a firewall's, or the answer to a forged segment.
+#[inline(always)]
+pub(crate) fn after_backend(flags: u32, tcp: u8) -> u32 {
+    let proven = if tcp & RST == 0 { FLOW_NEW } else { 0 };
+    closing(flags & !proven, tcp, FLOW_BACKEND_FIN)
+}
+
+#[inline(always)]
+fn closing(flags: u32, tcp: u8, fin: u32) -> u32 {
     let flags = if tcp & FIN != 0 { flags | fin } else { flags };
-    if tcp & RST != 0 {
-        flags | FLOW_RESET
-    } else if fin == FLOW_CLIENT_FIN {
-        flags & !FLOW_RESET
-    } else {
-        flags
-    }
+    if tcp & RST != 0 { flags | FLOW_RESET } else { flags }
 }

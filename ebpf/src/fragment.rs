@@ -66,7 +66,8 @@ fn write<const V6: bool>(
         return Err(DropReason::RecordLimited);
     }
     let workspace = Workspace::get().ok_or(DropReason::RecordFailed)?;
-    let Workspace { fragment_key: key, fragment: value, .. } = workspace;
+    // SAFETY: a per-CPU value, and nothing else here uses the two fields.
+    let (key, value) = unsafe { (&mut *workspace.fragment_key.get(), &mut *workspace.fragment.get()) };
     packet.fragment_into(transport, key);
     value.tag = hash::fragment(key);
     value.backend = backend;

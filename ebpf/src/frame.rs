@@ -36,11 +36,11 @@ fn length(context: *mut xdp_md) -> u64 {
 }
 
 /// Returns the length of a frame with `linear` bytes in its first buffer. `packet`: the two bytes
-/// where an IPv4 packet without a tag has its length.
+/// where an IPv4 packet without a tag has its length. Zero is that of a packet of more than 64 KiB.
 #[inline(always)]
 fn frame_length(context: *mut xdp_md, fragmented: bool, linear: usize, ethertype: u16, packet: u16) -> u64 {
-    let packet = ETHERNET_LENGTH + usize::from(u16::from_be(packet));
-    let is_linear = !fragmented || ethertype == ETHERTYPE_IPV4 && packet <= linear;
+    let last = ETHERNET_LENGTH + usize::from(u16::from_be(packet).wrapping_sub(1));
+    let is_linear = !fragmented || ethertype == ETHERTYPE_IPV4 && last < linear;
     if is_linear { linear as u64 } else { length(context) }
 }
 

@@ -5,19 +5,19 @@ use core::ptr;
 use vipmux_common::{
     abi::{
         BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, Config, DropReason,
-        FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
-        FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+        FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN, FlowKey, FlowRecord,
+        INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
     flow_table::{Place, RESERVE_EPOCH},
 };
 
 use crate::{
-    flow::{Flow, Target, after, is_closed, is_idle, is_late, refresh},
+    flow::{Flow, Target, after_client, after_syn, is_closed, is_idle, is_late, is_over, refresh},
     frame::Frame,
     maps::{BACKENDS, SERVICE_STATES, config},
     packet::UDP,
     position::{self, search},
-    segment::{FIN, RST, SYN, Segment},
+    segment::{ACK, FIN, RST, SYN, Segment},
     service, vip,
     wire::after_load,
 };
@@ -128,17 +128,16 @@ impl Known {
     }
 
     /// Returns whether the packet leaves the record as it is, and its Service port admits all clients and
-    /// has its packets translated.
+    /// has its packets translated. `unstable`: flags that the packet may change.
     #[inline(always)]
-    fn is_steady(&self, config: &Config, segment: &Segment, now: u64) -> bool {
-        const UNSTABLE: u32 = FLOW_NEW | FLOW_HALF_OPEN | FLOW_RESET;
+    fn is_steady(&self, config: &Config, segment: &Segment, unstable: u32, now: u64) -> bool {
         let Self { flow, state, .. } = self;
         // SAFETY: a map value. The two fields are one aligned word.
         let generation_flags: u64 = unsafe { ptr::read_volatile((&raw const state.generation).cast()) };
         generation_flags == u64::from(flow.slot_generation())
             && state.ranges == 0
             && segment.flags & (SYN | FIN | RST) == 0
-            && flow.flags() & UNSTABLE == 0
+            && flow.flags() & unstable == 0
             && flow.is_fresh(config, now as u32)
     }
 
@@ -157,7 +156,7 @@ impl Known {
         let vouched = u64::from(flow.epoch()) << 32 | u64::from(Node::attached(source.frame.vlan));
         let is_plain = flow.epoch() != 0
             && self.flags_epoch == vouched
-            && self.is_steady(config, segment, now)
+            && self.is_steady(config, segment, FLOW_UNPROVEN | FLOW_RESET, now)
             && !source.vip.is_handed_over()
             && node.mac.word() != source.frame.source.word();
         is_plain.then_some(node)
@@ -176,24 +175,24 @@ impl Known {
         let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
         let is_plain = backend.is_of(flow.backend_generation())
             && flags == BACKEND_LOCAL | BACKEND_READY
-            && self.is_steady(config, segment, now);
+            && self.is_steady(config, segment, FLOW_HALF_OPEN | FLOW_RESET, now);
         is_plain.then_some(backend)
     }
 
-    /// Returns the record's backend, if it is still the same, and whether it is ready. Either the epoch
-    /// of its node confirms that, or the backend's own entry. This then gives the record the node's epoch,
+    /// Returns the record's backend, if it is still the same, and its flags. Either the epoch of its node
+    /// confirms that, or the backend's own entry. This then gives the record the node's epoch,
     /// whatever becomes of the packet, if it `renews` the record. `leaves`: the flow leaves a backend
     /// that stops or fails.
     ///
     /// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
     /// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
     #[inline(always)]
-    fn target(&self, leaves: bool, renews: bool) -> Option<(Target, bool)> {
+    fn target(&self, leaves: bool, renews: bool) -> Option<(Target, u16)> {
         let (flow, epoch) = (&self.flow, self.epoch());
         let (index, generation, node, remote) =
             (flow.backend(), flow.backend_generation(), flow.node(), Some(self.node));
         if epoch != 0 && epoch == flow.epoch() {
-            return Some((Target { index, generation, node, local: None, remote }, true));
+            return Some((Target { index, generation, node, local: None, remote }, BACKEND_READY));
         }
         let backend = BACKENDS.get(after_load(index, epoch))?;
         // SAFETY: a map value.
@@ -209,7 +208,7 @@ impl Known {
             // SAFETY: in the table.
             unsafe { ptr::write_volatile(&raw mut (*self.record).epoch, epoch) };
         }
-        Some((Target { index, generation, node, local: is_local.then_some(backend), remote }, ready))
+        Some((Target { index, generation, node, local: is_local.then_some(backend), remote }, flags))
     }
 
     /// Returns whether the record's backend is on this node.
@@ -221,60 +220,29 @@ impl Known {
     /// Returns the destination of a live record, and refreshes the record. `None`: it is not live, or may
     /// be replaced.
     #[inline(always)]
-    pub(crate) fn found(
-        &self,
-        config: &Config,
-        segment: &Segment,
-        source: &Source,
-        now: u64,
-    ) -> Result<Option<Found>, DropReason> {
+    pub(crate) fn found(&self, segment: &Segment, source: &Source, now: u64) -> Result<Option<Found>, DropReason> {
         let &Self { record, ref flow, state, .. } = self;
         if !self.has_service() {
             return Ok(None);
         }
         // Datagrams need not go to one backend until a flow ends.
-        let leaves = segment.protocol == UDP;
-        let Some((target, ready)) = self.target(leaves, true) else { return Ok(None) };
-        let (now, flags) = (now as u32, flow.flags());
-        let is_fresh = flow.is_fresh(config, now);
-        if !is_fresh && is_idle(config, segment.protocol, state.idle, flow.age(now)) {
+        let Some((target, backend_flags)) = self.target(segment.protocol == UDP, true) else { return Ok(None) };
+        let Flow { state: recorded, time, .. } = *flow;
+        let tcp = u64::from(segment.sequence) << 32 | u64::from(segment.flags);
+        let service = u64::from(state.idle) << 32 | u64::from(state.flags & SERVICE_DIRECT) << 16;
+        let change = flow_change(recorded, time, tcp, service | u64::from(backend_flags), now as u32);
+        if change & REPLACED != 0 || !source.is_fit(&target, segment, flow.flags())? {
             return Ok(None);
         }
-        let syn = segment.is_syn();
-        let in_reserve = flow.epoch() == RESERVE_EPOCH;
-        if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
-            return Ok(None);
+        if change & REFRESHED != 0 {
+            refresh(record, flow, change & 0xff, now as u32, false);
         }
-        // A record in the reserve is written anew if it has proven anything.
-        let proven = if in_reserve { 0 } else { FLOW_NEW | FLOW_HALF_OPEN };
-        let after = if syn { flags } else { after(flags & !proven, segment.flags, FLOW_CLIENT_FIN) };
-        // With the second packet, and if there was no room then, after each pause of a second.
-        let moves = in_reserve
-            && segment.flags & (SYN | FIN | RST) == 0
-            && !is_closed(flags)
-            && (flags & FLOW_NEW != 0 || !is_fresh);
-        let mut kept = Kept::Record;
-        if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
-            // What was sent before the client turned to the backend itself changes nothing.
-            let is_late = !syn && flags & FLOW_DIRECT != 0 && is_late(config, flow.age(now));
-            let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
-            if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
-                const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
-                kept = if syn && flags & ESTABLISHED == FLOW_REPLIES { Kept::Renewed } else { Kept::Partly };
-            } else if !is_late && !moves {
-                refresh(record, flow, after, now, is_fresh);
-            }
-        } else {
-            if !source.is_fit(&target, segment, flags)? {
-                return Ok(None);
-            }
-            if !moves {
-                refresh(record, flow, after, now, is_fresh);
-            }
-        }
-        if moves && kept == Kept::Record {
-            kept = Kept::Reserve;
-        }
+        let kept = match change >> KEPT & 3 {
+            0 => Kept::Record,
+            1 => Kept::Partly,
+            2 => Kept::Renewed,
+            _ => Kept::Reserve,
+        };
         Ok(Some(Found {
             target,
             slot: flow.slot(),
@@ -292,6 +260,65 @@ impl Known {
     }
 }
 
+// What `flow_change` returns, beside the record's new flags in bits 0 to 7.
+/// The record may be replaced.
+const REPLACED: u32 = 1 << 8;
+/// The record gets the flags, and the time.
+const REFRESHED: u32 = 1 << 9;
+/// A [`Kept`] from this bit on.
+const KEPT: u32 = 10;
+
+/// Returns what becomes of a record with a packet of its flow. `recorded`, `time`: [`Flow`]'s. `tcp`: the packet's
+/// TCP flags, and its sequence number from bit 32 on. `target`: the backend's flags, the Service's from bit 16
+/// on, and its idle timeout from bit 32 on.
+///
+/// The verifier checks this function on its own, since its comparisons would multiply with all that follows.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_change(recorded: u64, time: u64, tcp: u64, target: u64, now: u32) -> u32 {
+    const ESTABLISHED: u32 = FLOW_UNPROVEN | FLOW_RESET | FLOW_REPLIES | FLOW_DIRECT;
+    let config = config();
+    let flow = Flow::of_words(recorded, time);
+    let (flags, age) = (flow.flags(), flow.age(now));
+    let (sequence, tcp) = ((tcp >> 32) as u32, tcp as u8);
+    let is_syn = tcp & (SYN | ACK) == SYN;
+    let (idle, is_ready) = ((target >> 32) as u32, target & u64::from(BACKEND_READY) != 0);
+    let is_fresh = age < config.hz;
+    // A mark of the agent: the Service does not have the backend any more.
+    let is_orphan = flow.protocol() == UDP && flags & FLOW_RESET != 0;
+    if is_orphan || is_syn && (!is_ready || is_over(config, flags, age)) || is_idle(config, flow.protocol(), idle, age)
+    {
+        return REPLACED;
+    }
+    let after = if is_syn { after_syn(flags) } else { after_client(flags, tcp) };
+    // The backend is on this node, and its replies are translated.
+    if target & (u64::from(BACKEND_LOCAL) | u64::from(SERVICE_DIRECT) << 16) == u64::from(BACKEND_LOCAL) {
+        // What was sent before the client turned to the backend itself changes nothing.
+        let is_late = !is_syn && flags & FLOW_DIRECT != 0 && is_late(config, age);
+        let other_syn = is_syn && (is_closed(flags) || flags & FLOW_ISN == 0 || flow.isn() != sequence);
+        if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
+            let is_established = is_syn && flags & ESTABLISHED == FLOW_REPLIES;
+            return if is_established { (Kept::Renewed as u32) << KEPT } else { (Kept::Partly as u32) << KEPT };
+        }
+        if is_late {
+            return 0;
+        }
+    }
+    // With the packet that proves the flow, and if there was no room then, after each pause of a second.
+    let moves = flow.epoch() == RESERVE_EPOCH
+        && tcp & (SYN | FIN | RST) == 0
+        && !is_closed(flags)
+        && after & FLOW_UNPROVEN == 0
+        && (flags & FLOW_UNPROVEN != 0 || !is_fresh);
+    if moves {
+        (Kept::Reserve as u32) << KEPT
+    } else if after == flags && is_fresh {
+        0
+    } else {
+        after & 0xff | REFRESHED
+    }
+}
+
 /// Returns the destination of a flow's live record, and refreshes the record. `None`: there is none, or
 /// it may be replaced.
 #[inline(always)]
@@ -303,7 +330,7 @@ pub(crate) fn find(
     source: &Source,
     now: u64,
 ) -> Result<Option<Found>, DropReason> {
-    Known::get(config, key, place, source.vip).map_or(Ok(None), |known| known.found(config, segment, source, now))
+    Known::get(config, key, place, source.vip).map_or(Ok(None), |known| known.found(segment, source, now))
 }
 
 /// Returns a record's backend and its Service's flags. The record stays unchanged: this is for

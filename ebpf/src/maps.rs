@@ -1,7 +1,11 @@
 //! All maps. The agent pins each under its name and sizes it at load time. `vipmux_common::abi` has
 //! the types.
 
-use core::{mem::MaybeUninit, ptr};
+use core::{
+    cell::{Cell, UnsafeCell},
+    mem::MaybeUninit,
+    ptr,
+};
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -157,31 +161,34 @@ pub(crate) fn copy<K, V: Copy>(map: &HashMap<K, V>, key: &K) -> Option<V> {
     Some(if first == second { value } else { unsafe { ptr::read_volatile(second) } })
 }
 
-/// See [`WORKSPACE`]. Programs on one CPU do not interrupt each other.
+/// See [`WORKSPACE`]. Programs on one CPU do not interrupt each other. Functions that call each other have it at
+/// one time, so it consists of cells.
 #[repr(C)]
-#[derive(Clone, Copy)]
 pub(crate) struct Workspace {
     /// A new record of the flow table.
-    pub(crate) flow: [u64; size_of::<FlowRecord>() / 8],
+    pub(crate) flow: [Cell<u64>; size_of::<FlowRecord>() / 8],
     /// Its place.
-    pub(crate) place: Place,
+    pub(crate) place: Cell<Place>,
     /// The low half of the time.
-    pub(crate) now: u32,
+    pub(crate) now: Cell<u32>,
     /// 1: a record of the same flow stays as it is.
-    pub(crate) keeps: u32,
+    pub(crate) keeps: Cell<u32>,
     /// The highest rank of a record that it may replace, and the outcome if there is none.
-    pub(crate) highest: u32,
-    pub(crate) otherwise: u32,
+    pub(crate) highest: Cell<u32>,
+    pub(crate) otherwise: Cell<u32>,
     /// 1: a record in the reserve translates the same replies.
-    pub(crate) collides: u32,
-    pub(crate) fragment_key: FragmentKey,
-    pub(crate) fragment: FragmentValue,
+    pub(crate) collides: Cell<u32>,
+    pub(crate) fragment_key: UnsafeCell<FragmentKey>,
+    pub(crate) fragment: UnsafeCell<FragmentValue>,
 }
+
+// SAFETY: each CPU has its own.
+unsafe impl Sync for Workspace {}
 
 impl Workspace {
     #[inline(always)]
-    pub(crate) fn get() -> Option<&'static mut Self> {
-        // SAFETY: a per-CPU value, and each use ends before the next begins.
-        WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut *workspace })
+    pub(crate) fn get() -> Option<&'static Self> {
+        // SAFETY: a per-CPU value.
+        WORKSPACE.get_ptr(0).map(|workspace| unsafe { &*workspace })
     }
 }

@@ -21,7 +21,7 @@ use aya_ebpf::{
         bpf_redirect, bpf_skb_change_head, bpf_skb_load_bytes_relative, bpf_skb_store_bytes, bpf_xdp_adjust_meta,
     },
 };
-use vipmux_common::abi::{INTERFACE_GENERIC, INTERFACE_MERGED, INTERFACE_MTU_SHIFT, Interface};
+use vipmux_common::abi::{INTERFACE_GENERIC, INTERFACE_MERGED, INTERFACE_MTU_SHIFT, INTERFACE_UNSUMMED, Interface};
 
 use crate::{
     frame::{ETHERNET_LENGTH, Frame},
@@ -54,7 +54,8 @@ pub(crate) fn is_merged(frame: &Frame, interface: &Interface) -> bool {
 /// has attached it, XDP does.
 #[inline(always)]
 pub(crate) fn outlet_flag(merged: bool, interface: &Interface) -> u32 {
-    if merged && interface.flags & INTERFACE_MERGED != 0 { OUTLET } else { 0 }
+    let flags = interface.flags;
+    if flags & INTERFACE_MERGED != 0 && (merged || flags & INTERFACE_UNSUMMED != 0) { OUTLET } else { 0 }
 }
 
 /// Marks a frame for the tc program, which sends it to this interface. Returns the kernel's action.

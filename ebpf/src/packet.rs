@@ -38,7 +38,7 @@ pub(crate) struct Transport {
     /// Its offset.
     pub(crate) at: usize,
     pub(crate) protocol: u32,
-    /// Its length by the IP header, bytes.
+    /// Its length by the IP header, bytes. [`LONGEST`] if that does not tell it.
     pub(crate) length: usize,
     /// [`FIRST`], [`LATER`]; 0 for a whole datagram.
     pub(crate) fragment: u32,
@@ -67,6 +67,9 @@ macro_rules! address {
 }
 pub(crate) use address;
 
+/// The length of a packet whose length does not fit 16 bits, as far as it matters.
+const LONGEST: usize = u16::MAX as usize;
+
 impl<const V6: bool> Packet<V6> {
     /// The fixed header's length, bytes.
     pub(crate) const LENGTH: usize = if V6 { IPV6_LENGTH } else { IPV4_LENGTH };
@@ -91,7 +94,8 @@ impl<const V6: bool> Packet<V6> {
 
     /// Checks the headers of a packet with `available` bytes. `None`: the packet is this node's own
     /// and will be segmented. Then its length is ignored; one that does not fit 16 bits is zero
-    /// (iph_totlen in include/net/ip.h).
+    /// (iph_totlen in include/net/ip.h). So is that of a packet of more than 64 KiB, to which the
+    /// kernel has joined segments (BIG TCP).
     #[inline(always)]
     pub(crate) fn transport<W: Walk>(&self, walk: &W, available: Option<usize>) -> Result<Transport, DropReason> {
         if V6 { self.transport_v6(walk, available) } else { self.transport_v4(available) }
@@ -131,7 +135,8 @@ impl<const V6: bool> Packet<V6> {
             )
         };
         let header = usize::from(version_length & 0x0f) * 4;
-        let total = if available.is_none() { usize::from(u16::MAX) } else { total };
+        let is_joined = |available| total == 0 && available > LONGEST;
+        let total = if available.is_none_or(is_joined) { LONGEST } else { total };
         let is_cut = available.is_some_and(|available| total > available);
         if version_length >> 4 != 4 || header < IPV4_LENGTH || total < header || is_cut {
             return Err(DropReason::Malformed);
@@ -151,7 +156,7 @@ impl<const V6: bool> Packet<V6> {
         // SAFETY: `parse` compared the fixed header with the end.
         let (version, length, next) =
             unsafe { (read::<0, u8>(at) >> 4, u16::from_be(read::<4, _>(at)) as usize, u32::from(read::<6, u8>(at))) };
-        let length = if available.is_none() { usize::from(u16::MAX) } else { length };
+        let length = if available.is_none() { LONGEST } else { length };
         let is_cut = available.is_some_and(|available| length + IPV6_LENGTH > available);
         if version != 6 || is_cut {
             return Err(DropReason::Malformed);
@@ -161,6 +166,7 @@ impl<const V6: bool> Packet<V6> {
             return Ok(Transport { at, protocol: next, length, fragment: 0, id: 0 });
         }
         let found = walk.extensions(at, next)?;
+        let length = length | found.jumbo;
         if found.length > length {
             return Err(DropReason::Malformed);
         }

@@ -10,6 +10,7 @@ use vipmux_common::{
 use crate::{
     flow::{age_low, now},
     maps::{FLOWS, config},
+    wire::after_load,
 };
 
 /// Returns the place of a flow in the table.
@@ -22,8 +23,6 @@ pub(crate) fn place(config: &Config, key: &FlowKey) -> Place {
 pub(crate) type Position = u32;
 /// No record.
 pub(crate) const NOWHERE: Position = u32::MAX;
-/// No record, but one may have moved from the reserve to a set meanwhile. Who looks again finds it.
-pub(crate) const MOVED: Position = u32::MAX - 1;
 
 /// Returns the records of a set, by the set's number: [`WAYS`] in a row.
 #[inline(always)]
@@ -177,15 +176,7 @@ pub(crate) fn search(config: &Config, key: &FlowKey, place: Place) -> Option<*mu
         return Some(first);
     }
     let Words { ports, high, low, protocol } = words;
-    let look = || flow_elsewhere(sets(config, place), ports, high, low, protocol | place.way() << 8);
-    at(again_if_moved(look))
-}
-
-/// Returns what `look` finds, or what it finds the second time if the first one is [`MOVED`].
-#[inline(always)]
-pub(crate) fn again_if_moved(look: impl Fn() -> Position) -> Position {
-    let position = look();
-    if position == MOVED { look() } else { position }
+    at(flow_elsewhere(sets(config, place), ports, high, low, protocol | place.way() << 8))
 }
 
 /// The verifier checks this function on its own, since its comparisons would multiply with all that
@@ -198,7 +189,7 @@ extern "C" fn flow_elsewhere(sets: u64, ports: u64, high: u64, low: u64, rest: u
     find_in_sets(sets, rest >> 8, |record| unsafe { words.are_of(record) })
 }
 
-/// Returns the position of the first record that is wanted, or [`NOWHERE`], or [`MOVED`].
+/// Returns the position of the first record that is wanted, or [`NOWHERE`].
 #[inline(always)]
 pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) -> bool) -> Position {
     let (first, second) = (sets as u32, (sets >> 32) as u32);
@@ -222,12 +213,23 @@ pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) 
     }
     let position = find_in_set(reserve(first), way, &is_it);
     if position == NOWHERE {
-        return MOVED;
+        // It may have moved from the reserve to a set meanwhile. What is loaded now is loaded after the reserve.
+        let zero = after_load(0, loaded_vips(reserve(first)));
+        let position = find_in_set(first | zero, way, &is_it);
+        return if position == NOWHERE { find_in_set(second | zero, way, &is_it) } else { position };
     }
     if Overflow::noted(first + RESERVE_WAY).is_some_and(|waiting| waiting.is_old()) {
         note_reserve(first);
     }
     position
+}
+
+/// Loads from all records of a set what [`find_in_set`] has compared.
+#[inline(always)]
+fn loaded_vips(set: Position) -> u32 {
+    let Some(records) = records(set / WAYS) else { return 0 };
+    // SAFETY: one of the set's records.
+    (0..WAYS).fold(0, |all, way| all | unsafe { ptr::read_volatile(&raw const (*records.add(way as usize)).vip) })
 }
 
 #[inline(always)]

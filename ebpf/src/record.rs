@@ -7,7 +7,7 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
+        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_UNPROVEN, FlowKey,
         SERVICE_DIRECT, Stat,
     },
     flow_table::{self, Place, RESERVE_EPOCH},
@@ -15,14 +15,14 @@ use vipmux_common::{
 
 use crate::{
     count,
-    flow::{Flow, after},
+    flow::{Flow, after_client},
     known::{Found, Kept},
-    lock::{Lock, release_both, take_both},
+    lock::{self, Lock, release_both, take_both},
     maps::{Workspace, config},
     position::{self, Position, Words},
     scratch::is_opening,
     segment::Segment,
-    survey::{ESTABLISHED, FREE, IDLE, INVALID, LIVE, Survey, flow_survey},
+    survey::{ESTABLISHED, FREE, IDLE, INVALID, LIVE, Survey, UNPROVEN, flow_survey},
 };
 
 /// No record was written: there is no room.
@@ -36,25 +36,21 @@ const KNOWN: u32 = 11;
 /// No record was written yet: the reserve matters too.
 const ALL_SETS: u32 = 12;
 
-/// Records a packet's flow. `is_new`: this is its first packet. If nobody has looked for a record yet
-/// ([`is_opening`]), one of the same flow stays as it is. If it is in the reserve, one in a set does: another
-/// CPU has moved it.
+/// Records a packet's flow. If nobody has looked for a record yet ([`is_opening`]), one of the same flow stays
+/// as it is. If it is in the reserve, one in a set does: another CPU has moved it.
 #[inline(always)]
-pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
+pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segment, now: u64) -> Kept {
     let Some(workspace) = Workspace::get() else { return Kept::NoRoom };
-    workspace.place = place;
-    workspace.keeps = u32::from(found.kept == Kept::Reserve || is_opening());
+    workspace.place.set(place);
+    workspace.keeps.set(u32::from(found.kept == Kept::Reserve || is_opening()));
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
     let is_syn = segment.is_syn();
-    let mut flags = if !is_syn {
-        after(0, segment.flags, FLOW_CLIENT_FIN)
-    } else if found.kept == Kept::Renewed {
-        // A forged SYN must not lower the rank of a record.
-        0
-    } else {
-        FLOW_HALF_OPEN | FLOW_NEW
+    let mut flags = match found.kept {
+        // Both sides have spoken. A forged SYN must not lower the rank of a record.
+        Kept::Renewed | Kept::Reserve => 0,
+        _ if segment.may_begin() => FLOW_UNPROVEN,
+        _ => after_client(0, segment.flags) | FLOW_NEW,
     };
-    flags |= if is_new { FLOW_NEW } else { 0 };
     if replies {
         flags |= if is_syn { FLOW_REPLIES | FLOW_ISN } else { FLOW_REPLIES };
     }
@@ -65,21 +61,29 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
     let fixed = u64::from(found.target.node as u16) | u64::from(protocol as u8) << 16;
     let check = place.check([ports, backend, slot, fixed]);
     let Workspace { flow: new, .. } = workspace;
-    // Not as a whole, which would be made on the stack first.
-    (new[0], new[1], new[2], new[3]) = (u64::from(check) << 32, ports, high, low);
-    (new[4], new[5], new[6]) = (backend, slot, fixed | u64::from(flags) << 24);
-    new[7] = pair(if replies { segment.sequence } else { 0 }, now as u32);
-    workspace.now = now as u32;
+    // One after another: an array would be made on the stack first.
+    new[0].set(u64::from(check) << 32);
+    new[1].set(ports);
+    new[2].set(high);
+    new[3].set(low);
+    new[4].set(backend);
+    new[5].set(slot);
+    new[6].set(fixed | u64::from(flags) << 24);
+    new[7].set(pair(if replies { segment.sequence } else { 0 }, now as u32));
+    workspace.now.set(now as u32);
     let sets = position::sets(config(), place);
     let mut outcome = flow_record(sets as u32);
     if outcome == BOTH_SETS {
         // The replies of such a flow would not be translated, or the program that sends it to its backend
         // finds that by the record.
         let is_needed = found.target.local.is_some();
-        let has_proven = flags & (FLOW_NEW | FLOW_CLIENT_FIN | FLOW_RESET) == 0;
-        workspace.highest = if is_needed && has_proven { LIVE as u32 } else { IDLE as u32 };
-        workspace.otherwise = if is_needed { ALL_SETS } else { NO_ROOM };
-        workspace.collides = 0;
+        // Read back, since the verifier would check the rest for each combination of flags.
+        // SAFETY: a per-CPU value.
+        let has_proven =
+            unsafe { ptr::read_volatile(workspace.flow[6].as_ptr()) } & u64::from(FLOW_UNPROVEN) << 24 == 0;
+        workspace.highest.set(if is_needed && has_proven { LIVE as u32 } else { IDLE as u32 });
+        workspace.otherwise.set(if is_needed { ALL_SETS } else { NO_ROOM });
+        workspace.collides.set(0);
         outcome = flow_record_in_either(sets);
     }
     if outcome == ALL_SETS {
@@ -101,7 +105,7 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
 /// Returns whether a record of the same flow stays as it is.
 #[inline(always)]
 fn keeps() -> bool {
-    Workspace::get().is_none_or(|workspace| workspace.keeps != 0)
+    Workspace::get().is_none_or(|workspace| workspace.keeps.get() != 0)
 }
 
 /// Writes the record in the workspace into its first set, if that is all that matters. Returns the
@@ -143,7 +147,9 @@ fn place_record(first: Position, second: Position) -> u32 {
     if (one.has_flow() || other.has_flow()) && keeps() {
         return KNOWN;
     }
-    if one.collides(first) || other.collides(second) || Workspace::get().is_none_or(|workspace| workspace.collides != 0)
+    if one.collides(first)
+        || other.collides(second)
+        || Workspace::get().is_none_or(|workspace| workspace.collides.get() != 0)
     {
         return COLLISION;
     }
@@ -165,19 +171,22 @@ fn place_record(first: Position, second: Position) -> u32 {
 fn write<const CHECK: bool>(set: Position, best: Survey) -> u32 {
     let Some(Workspace { flow: new, highest, otherwise, .. }) = Workspace::get() else { return NO_ROOM };
     let rank = if best.has_flow() { FREE } else { best.rank() };
-    if CHECK && rank > u64::from(*highest) {
-        return *otherwise;
+    if CHECK && rank > u64::from(highest.get()) {
+        return otherwise.get();
     }
     let Some(record) = position::at(set + best.way()) else { return NO_ROOM };
-    // SAFETY: in the table. The first word's lower half is the set's.
+    // SAFETY: in the table.
+    let flags = unsafe { ptr::read_volatile(&raw const (*record).flags) };
+    // SAFETY: as above. The first word's lower half is the set's.
     unsafe {
         let words = record.cast::<u64>();
         for (index, word) in new.iter().enumerate().skip(1) {
-            ptr::write_volatile(words.add(index), *word);
+            ptr::write_volatile(words.add(index), word.get());
         }
-        ptr::write_volatile(&raw mut (*record).check, (new[0] >> 32) as u32);
+        ptr::write_volatile(&raw mut (*record).check, (new[0].get() >> 32) as u32);
     }
-    rank as u32
+    let is_unconfirmed = rank == UNPROVEN && u32::from(flags) & FLOW_HALF_OPEN == 0;
+    rank as u32 + u32::from(is_unconfirmed)
 }
 
 /// The same with the reserve. The functions are called one after another, since the stack has no room for
@@ -203,7 +212,7 @@ extern "C" fn flow_lock_all(sets: u64) -> u32 {
     if !take_both(sets) {
         return 0;
     }
-    if Lock::take(position::reserve(sets as u32)).is_none() {
+    if !lock::take(position::reserve(sets as u32)) {
         release_both(sets);
         return 0;
     }
@@ -233,14 +242,16 @@ extern "C" fn flow_in_reserve(first: Position) -> u32 {
     else {
         return NO_ROOM;
     };
-    *noted = u32::from(collides);
+    noted.set(u32::from(collides));
+    let (state, time) = (&new[6], &new[7]);
     // Only a SYN has the number.
-    if third.has_flow() && new[6] >> 24 & u64::from(FLOW_ISN) == 0 {
+    if third.has_flow() && state.get() >> 24 & u64::from(FLOW_ISN) == 0 {
         // SAFETY: in the table.
         let waiting = unsafe { Flow::read(record) };
         const FIN: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
-        new[6] |= u64::from(waiting.flags() & if *keeps != 0 { FLOW_ISN | FIN } else { FLOW_ISN }) << 24;
-        new[7] = new[7] & !u64::from(u32::MAX) | u64::from(waiting.isn());
+        let kept = if keeps.get() != 0 { FLOW_ISN | FIN } else { FLOW_ISN };
+        state.set(state.get() | u64::from(waiting.flags() & kept) << 24);
+        time.set(time.get() & !u64::from(u32::MAX) | u64::from(waiting.isn()));
     }
     ALL_SETS
 }
@@ -261,7 +272,7 @@ extern "C" fn flow_leave_reserve(first: Position, placed: u32) -> u32 {
     let third = Survey(flow_survey(reserve));
     if placed == ALL_SETS {
         let Some(Workspace { flow: new, .. }) = Workspace::get() else { return NO_ROOM };
-        new[6] |= u64::from(RESERVE_EPOCH) << 32;
+        new[6].set(new[6].get() | u64::from(RESERVE_EPOCH) << 32);
         position::note_reserve(first);
         return write::<true>(reserve, third);
     }
@@ -269,6 +280,8 @@ extern "C" fn flow_leave_reserve(first: Position, placed: u32) -> u32 {
         && third.has_flow()
         && let Some(record) = position::at(reserve + third.way())
     {
+        // Who does not find it here any more finds it in its set.
+        Lock::order(first);
         // SAFETY: in the table.
         unsafe { ptr::write_volatile(&raw mut (*record).vip, 0) };
     }

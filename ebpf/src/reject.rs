@@ -2,7 +2,8 @@
 //!
 //! All are rate-limited, since any host can request any number of them from any address. There is
 //! no answer to a peer's hand-over (that node has answered, or will), to a fragment, or to an
-//! address that is no host's.
+//! address that is no host's. Nor is there one to a frame that stands for several: the kernel would still
+//! take it for one, and the driver divide it. Its sender sends the segments again, alone.
 
 use aya_ebpf::helpers::{bpf_csum_diff, bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use vipmux_common::{
@@ -15,6 +16,7 @@ use crate::{
     budget, count, flow, fragment,
     frame::Frame,
     maps::config,
+    merged::is_merged,
     packet::{Packet, TCP, Transport, write_address},
     peer,
     segment::{ACK, FIN, RST, SYN, Segment},
@@ -81,7 +83,8 @@ fn tell_sender<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -
     let packet = Packet::<V6>::parse(frame.network, frame.end)?;
     let transport = packet.transport(frame, Some(frame.available())).ok()?;
     let segment = transport.segment(frame.end).ok()?;
-    let is_told = transport.fragment == 0 && (mtu == 0 || !packet.may_be_fragmented());
+    let is_bare = transport.fragment == 0 && !is_merged(frame, interface);
+    let is_told = is_bare && (mtu == 0 || !packet.may_be_fragmented());
     if !is_told || !is_host::<V6>(&packet.source) {
         return None;
     }
@@ -111,7 +114,8 @@ fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> 
     let packet = Packet::<V6>::parse(frame.network, frame.end)?;
     let transport = packet.transport(frame, Some(frame.available())).ok()?;
     let segment = transport.segment(frame.end).ok()?;
-    if segment.flags & RST != 0 || transport.fragment != 0 || !is_host::<V6>(&packet.source) {
+    let is_bare = segment.flags & RST == 0 && transport.fragment == 0 && !is_merged(frame, interface);
+    if !is_bare || !is_host::<V6>(&packet.source) {
         return None;
     }
     let kind = if segment.protocol == TCP { Kind::Reset } else { Kind::Unreachable };

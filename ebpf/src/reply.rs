@@ -3,16 +3,14 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{
-        Address, Config, FLOW_BACKEND_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_REPLIES, FLOW_RESET, FlowRecord, ServiceState,
-    },
+    abi::{Address, Config, FLOW_DIRECT, FLOW_ISN, FLOW_REPLIES, FLOW_RESET, FlowRecord, ServiceState},
     flow_table::Place,
     hash,
 };
 
 use crate::{
     client::{halves, whole as whole_address},
-    flow::{self, Flow, after, is_closed, is_idle, refresh},
+    flow::{self, Flow, after_backend, is_closed, is_idle, refresh},
     maps::{BACKENDS, LOCAL_PORTS, config},
     nat,
     packet::TCP,
@@ -72,8 +70,7 @@ fn search(config: &Config, key: &ReplyKey) -> Option<Record> {
     }
     let [(c0, c1), (b0, b1)] = [halves(&key.client), halves(&key.backend)];
     let ports = u64::from(key.client_port) | u64::from(key.backend_port) << 16;
-    let look = || flow_of_reply(c0, c1, b0, b1, ports | u64::from(key.protocol) << 32);
-    let at = position::at(position::again_if_moved(look))?;
+    let at = position::at(flow_of_reply(c0, c1, b0, b1, ports | u64::from(key.protocol) << 32))?;
     // SAFETY: in the table.
     let flow = unsafe { Flow::whole(at, place(config, key)) }?;
     let state = flow::state(&flow)?;
@@ -187,7 +184,7 @@ pub(crate) fn reply(key: &ReplyKey, tcp: u8, acknowledged: u32, now: u64) -> Rep
     if flags & FLOW_DIRECT != 0 {
         return Reply::Foreign;
     }
-    refresh(record.at, flow, after(flags, tcp, FLOW_BACKEND_FIN), now, flow.is_fresh(config, now));
+    refresh(record.at, flow, after_backend(flags, tcp), now, flow.is_fresh(config, now));
     Reply::Of(record.origin())
 }
 

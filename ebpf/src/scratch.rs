@@ -18,12 +18,18 @@ pub(crate) fn tell(scratch: Scratch, next: Verdict) -> Outcome {
     Ok(next)
 }
 
-/// Continues with another backend, after one that was tried in vain. The VIP and its flags are known.
+/// Continues with another backend, after one that was tried in vain. The VIP and its flags are known. If nobody
+/// has looked for the flow's record, that comes first: one in the second set has a backend of its own.
 #[inline(always)]
 pub(crate) fn try_another_backend() -> Outcome {
     let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
     // SAFETY: as in `tell`.
-    unsafe { *told = Scratch { known: KNOWN_NEW, attempts: (*told).attempts + 1, ..*told } };
+    let told = unsafe { &mut *told };
+    if told.known == KNOWN_OPENING {
+        told.known = KNOWN_VIP;
+    } else {
+        (told.known, told.attempts) = (KNOWN_NEW, told.attempts + 1);
+    }
     Ok(Verdict::NEW)
 }
 

@@ -3,7 +3,7 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{DropReason, FlowKey, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue},
+    abi::{Address, DropReason, FlowKey, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue},
     hash,
     service_index::IndexedService,
     table,
@@ -72,6 +72,13 @@ pub(crate) fn is_fit(target: &Target, source: &Source) -> bool {
     target.local.is_some() || !source.vip.is_handed_over() && is_elsewhere()
 }
 
+/// Returns the hash that selects a new flow's backend. `vip` is the packet's destination. The state has the
+/// address too, but the lookup in the table would wait for its cache line.
+#[inline(always)]
+pub(crate) fn hash(key: &FlowKey, service: &ServiceValue, vip: &Address) -> u32 {
+    if service.affinity == 0 { hash::flow(key, hash::salt(service, vip)) } else { hash::client(&key.client) }
+}
+
 /// Returns the backend of a new flow, and whether to record the client. With session affinity all
 /// flows of a client go to one backend, which every node finds by the client's address. A change of
 /// backends does not move recorded clients. `attempt`: the number of backends that were tried in
@@ -80,10 +87,11 @@ pub(crate) fn is_fit(target: &Target, source: &Source) -> bool {
 pub(crate) fn pick(
     key: &FlowKey,
     service: &ServiceValue,
+    vip: &Address,
     source: &Source,
     attempt: u32,
 ) -> Result<(Target, bool), DropReason> {
-    let hash = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
+    let hash = self::hash(key, service, vip);
     if service.affinity == 0 || attempt != 0 {
         return Ok((choose_first(service, hash::after(hash, attempt), source)?, false));
     }

@@ -6,7 +6,7 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET},
+    abi::{Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN},
     flow_table::{self, Place, WAYS},
 };
 
@@ -24,8 +24,9 @@ pub(crate) const FREE: u64 = 0;
 /// Its Service or its backend is gone.
 pub(crate) const INVALID: u64 = 1;
 pub(crate) const CLOSED: u64 = 2;
-pub(crate) const HALF_OPEN: u64 = 3;
-pub(crate) const UNCONFIRMED: u64 = 4;
+/// Not both sides have spoken. Half-open and unconfirmed records are worth the same, so that each kind of flood
+/// pays with its own. The next number counts evictions of unconfirmed ones.
+pub(crate) const UNPROVEN: u64 = 3;
 pub(crate) const IDLE: u64 = 5;
 /// A live flow to another node, which is a cache of what the Service's table says, or a live flow
 /// of datagrams. It only makes room for a flow that could not do without a record, and has sent a second
@@ -35,7 +36,7 @@ pub(crate) const LIVE: u64 = 6;
 pub(crate) const ESTABLISHED: u64 = 7;
 
 /// What a set has for a new record, in one number: the best record to replace in bits 0 and 1, its
-/// score from bit 8 on, the numbers of used and of half-open records from bits 48 and 52 on, a bit
+/// score from bit 8 on, the numbers of used and of unproven records from bits 48 and 52 on, a bit
 /// for each record of the same client port from bit 56 on, and a flag.
 #[derive(Clone, Copy)]
 pub(crate) struct Survey(pub(crate) u64);
@@ -48,7 +49,7 @@ impl Survey {
     const SCORE: u64 = 0xff_ffff_ffff << 8;
     const RANK: u32 = 40;
     const USED: u32 = 48;
-    const HALF_OPEN: u32 = 52;
+    const UNPROVEN_COUNT: u32 = 52;
     const SAME_CLIENT: u32 = 56;
 
     /// Returns whether another live flow's record translates the same replies.
@@ -79,15 +80,15 @@ impl Survey {
     }
 
     /// Returns whether a record may be made here without a look at the second set. Several
-    /// half-open records in one set are a flood, which pays with its own.
+    /// unproven records in one set are a flood, which pays with its own.
     #[inline(always)]
     pub(crate) fn offers_room(self) -> bool {
         const SEVERAL: u32 = 3;
-        let half_open = (self.0 >> Self::HALF_OPEN) as u32 & 7;
+        let unproven = (self.0 >> Self::UNPROVEN_COUNT) as u32 & 7;
         match self.rank() {
-            FREE => flow_table::has_ample_room(self.used()) || half_open >= SEVERAL,
+            FREE => flow_table::has_ample_room(self.used()) || unproven >= SEVERAL,
             INVALID | CLOSED => true,
-            HALF_OPEN => half_open >= SEVERAL,
+            UNPROVEN => unproven >= SEVERAL,
             _ => false,
         }
     }
@@ -106,9 +107,9 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
     let Some(Workspace { flow: new, place, now, .. }) = Workspace::get() else { return Survey::FAILED.0 };
     let Some(records) = position::records(set / WAYS) else { return Survey::FAILED.0 };
     let (mut best, mut found) = (u64::MAX, 0);
-    let since = since_removal(config(), *now);
+    let since = since_removal(config(), now.get());
     for number in 0..WAYS {
-        let way = Place::next_way(place.way(), number);
+        let way = Place::next_way(place.get().way(), number);
         // SAFETY: one of the set's records.
         let words = unsafe { records.add(way as usize) }.cast::<u64>();
         // SAFETY: in the table.
@@ -125,8 +126,8 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
         const PROTOCOL: u64 = 0xff << 16;
         let state = word(6);
         // What differs most comes first.
-        let is_client = word(3) == new[3] && word(2) == new[2] && (state ^ new[6]) & PROTOCOL == 0;
-        if is_client && ports == new[1] {
+        let is_client = word(3) == new[3].get() && word(2) == new[2].get() && (state ^ new[6].get()) & PROTOCOL == 0;
+        if is_client && ports == new[1].get() {
             found |= Survey::HAS_FLOW | u64::from(way);
             continue;
         }
@@ -134,11 +135,12 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
             found |= 1 << (Survey::SAME_CLIENT + way);
         }
         // In a flood nearly all are, and a call costs more than this.
-        let is_half_open = (state >> 24) as u32 & (CLOSING | FLOW_HALF_OPEN) == FLOW_HALF_OPEN;
-        let age = age_low((word(7) >> 32) as u32, *now);
-        let score = if is_half_open && age < since { score(HALF_OPEN, age) } else { flow_score(set + way) };
-        if score >> Survey::RANK == HALF_OPEN {
-            found += 1 << Survey::HALF_OPEN;
+        let flags = (state >> 24) as u32 & (CLOSING | FLOW_UNPROVEN);
+        let is_unproven = flags != 0 && flags & CLOSING == 0;
+        let age = age_low((word(7) >> 32) as u32, now.get());
+        let score = if is_unproven && age < since { score(UNPROVEN, age) } else { flow_score(set + way) };
+        if score >> Survey::RANK == UNPROVEN {
+            found += 1 << Survey::UNPROVEN_COUNT;
         }
         // Of records of one age, the flow's hash decides: with the lowest way, a flood would always meet
         // the newest of them.
@@ -156,8 +158,8 @@ extern "C" fn flow_score(position: Position) -> u64 {
     };
     // SAFETY: in the table. A torn copy only ranks wrongly.
     let flow = unsafe { Flow::read(record) };
-    let age = flow.age(*now);
-    score(rank(config(), &flow, age, since_removal(config(), *now)), age)
+    let age = flow.age(now.get());
+    score(rank(config(), &flow, age, since_removal(config(), now.get())), age)
 }
 
 #[inline(always)]
@@ -180,16 +182,15 @@ fn rank(config: &Config, flow: &Flow, age: u32, since_removal: u32) -> u64 {
     let has_ended = !has_replies && flags & FLOW_CLIENT_FIN != 0 && !flow::is_late(config, age);
     let is_closed = is_closed(flags) || has_ended;
     // Its own backend's packets keep a record young, too, after that backend has gone.
-    let is_established = has_replies && !is_closed && flags & (FLOW_HALF_OPEN | FLOW_NEW) == 0;
+    let is_unproven = flags & FLOW_UNPROVEN != 0;
+    let is_established = has_replies && !is_closed && !is_unproven;
     // With many Services, what tells this is in no cache.
     if (is_established || age >= since_removal) && flow::is_invalid(flow) {
         INVALID
     } else if is_closed {
         CLOSED
-    } else if flags & FLOW_HALF_OPEN != 0 {
-        HALF_OPEN
-    } else if flags & FLOW_NEW != 0 {
-        UNCONFIRMED
+    } else if is_unproven {
+        UNPROVEN
     } else if is_idle(config, flow, age) {
         IDLE
     } else if has_replies && protocol != UDP {
@@ -216,11 +217,11 @@ extern "C" fn flow_collides(position: Position) -> u32 {
     };
     // SAFETY: in the table.
     let flow = unsafe { Flow::read(record) };
-    let both = flow.flags() & (new[6] >> 24) as u32 & FLOW_REPLIES;
-    if both == 0 || !flow.has_client_port((new[1] >> 32) as u16) || flow_shares_backend(position) == 0 {
+    let both = flow.flags() & (new[6].get() >> 24) as u32 & FLOW_REPLIES;
+    if both == 0 || !flow.has_client_port((new[1].get() >> 32) as u16) || flow_shares_backend(position) == 0 {
         return 0;
     }
-    if !is_closed(flow.flags()) && !is_idle(config(), &flow, flow.age(*now)) {
+    if !is_closed(flow.flags()) && !is_idle(config(), &flow, flow.age(now.get())) {
         return 1;
     }
     // SAFETY: as above.
@@ -242,6 +243,6 @@ extern "C" fn flow_shares_backend(position: Position) -> u32 {
         return 0;
     }
     let port = nat::port(one, flow.vip_port());
-    let Some(other) = BACKENDS.get(new[4] as u32) else { return 0 };
-    u32::from(one.address == other.address && nat::port(other, (new[1] >> 48) as u16) == port)
+    let Some(other) = BACKENDS.get(new[4].get() as u32) else { return 0 };
+    u32::from(one.address == other.address && nat::port(other, (new[1].get() >> 48) as u16) == port)
 }

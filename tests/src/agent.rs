@@ -84,6 +84,8 @@ pub struct Options {
     /// The version that it names instead of its own. Its gossip then has what this version does not
     /// know.
     pub later_version: Option<&'static str>,
+    /// Only the first hashing, as older agents have it.
+    pub first_hashing: bool,
     /// An older program to start instead. It gets the options that it knows.
     pub older: Option<PathBuf>,
 }
@@ -115,6 +117,7 @@ impl Options {
             image: None,
             http_listen: "[::]:7945",
             later_version: None,
+            first_hashing: false,
             older: None,
         }
     }
@@ -326,6 +329,7 @@ pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &P
         command.arg(option).arg(value);
     }
     command.envs(options.later_version.map(|version| ("VIPMUX_TEST_LATER_VERSION", version)));
+    command.envs(options.first_hashing.then_some(("VIPMUX_TEST_FIRST_HASHING", "1")));
     Ok(command)
 }
 

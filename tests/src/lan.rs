@@ -25,7 +25,7 @@ use anyhow::{Context as _, Result};
 use pnet::util::MacAddr;
 
 pub(crate) use self::uplink::plug_in;
-pub use self::{bypass::Bypass, tunnel::Tunnel, uplink::Uplink};
+pub use self::{bypass::Bypass, card::driver, tunnel::Tunnel, uplink::Uplink};
 use self::{
     card::Wire,
     uplink::{PassingProgram, plug_in_card},
@@ -348,11 +348,17 @@ impl Lan {
 
     /// Unplugs a node's cable: the node loses its carrier.
     pub fn unplug(&self, node: &str) -> Result<()> {
+        if let Some(wire) = Wire::of(node)? {
+            return wire.set_plugged(false);
+        }
         self.switch.links(|links| links.set_down(node))
     }
 
     /// Plugs the cable in again.
     pub fn plug(&self, node: &str) -> Result<()> {
+        if let Some(wire) = Wire::of(node)? {
+            return wire.set_plugged(true);
+        }
         self.switch.links(|links| links.set_up(node))
     }
 
@@ -436,12 +442,13 @@ impl Lan {
         let machine = |number: u8| {
             (Ipv4Addr::new(203, 0, 113, number), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, number.into()))
         };
-        for (namespace, port, number) in
-            [(&node.namespace, node.name.as_str(), 1), (&client.namespace, "client-1", 101)]
+        let uplink = self.options.uplink;
+        for (namespace, uplink, port, number) in
+            [(&node.namespace, uplink, node.name.as_str(), 1), (&client.namespace, uplink.of_client(), "client-1", 101)]
         {
             if Wire::of(port)?.is_none() {
                 // A veth would carry the tag beside the frame, where XDP does not see it.
-                namespace.run(|| offload::disable("eth0", Offload::TxVlan))?;
+                namespace.run(|| offload::disable(uplink.card(), Offload::TxVlan))?;
                 self.switch.run(|| offload::disable(port, Offload::TxVlan))?;
             }
             namespace.links(|links| {

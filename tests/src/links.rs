@@ -16,8 +16,8 @@ use netlink_packet_route::{
 };
 use pnet::util::MacAddr;
 use rtnetlink::{
-    Error, Handle, LinkBond, LinkBridge, LinkDummy, LinkMacVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVlan,
-    RouteMessageBuilder,
+    Error, Handle, LinkBond, LinkBridge, LinkDummy, LinkMacVlan, LinkMessageBuilder, LinkTeam, LinkUnspec, LinkVeth,
+    LinkVlan, RouteMessageBuilder,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -159,6 +159,12 @@ impl Links {
             .with_context(|| format!("cannot make the bond {name}"))
     }
 
+    /// Makes a team, which has no mode yet.
+    pub fn add_team(&self, name: &str) -> Result<()> {
+        self.add(LinkMessageBuilder::<LinkTeam>::new(name).build())
+            .with_context(|| format!("cannot make the team {name}"))
+    }
+
     /// Makes a macvlan on an interface; its driver has no native XDP.
     pub fn add_macvlan(&self, name: &str, parent: &str) -> Result<()> {
         self.add(LinkMacVlan::new(name, self.index(parent)?, MacVlanMode::Bridge).up().build())
@@ -179,6 +185,19 @@ impl Links {
     pub fn set_mtu(&self, name: &str, mtu: u32) -> Result<()> {
         self.set(LinkUnspec::new_with_name(name).mtu(mtu))
             .with_context(|| format!("cannot give {name} an MTU of {mtu}"))
+    }
+
+    /// Lets an interface send and join frames of up to 180 KB, whose length fields are zero (BIG TCP).
+    pub fn enable_big_tcp(&self, name: &str) -> Result<()> {
+        const LONGEST: u32 = 180_000;
+        let sizes = [
+            LinkAttribute::GsoMaxSize(LONGEST),
+            LinkAttribute::GsoIpv4MaxSize(LONGEST),
+            LinkAttribute::GroMaxSize(LONGEST),
+            LinkAttribute::GroIpv4MaxSize(LONGEST),
+        ];
+        let link = sizes.into_iter().fold(LinkUnspec::new_with_name(name), LinkMessageBuilder::append_extra_attribute);
+        self.set(link).with_context(|| format!("{name} cannot have longer frames"))
     }
 
     /// Gives an interface a MAC.

@@ -50,6 +50,27 @@ impl Feature {
         Self { name: "txvlan", get: ETHTOOL_GFLAGS, set: ETHTOOL_SFLAGS, flag: ETH_FLAG_TXVLAN },
     ];
 
+    /// Returns the setting of this name.
+    pub fn named(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|feature| feature.name == name).with_context(|| format!("no setting {name}"))
+    }
+
+    /// Turns the setting on, in the calling thread's network namespace. Another component may turn it off at once.
+    pub fn turn_on(self, interface: &str) -> Result<()> {
+        self.set(interface, true)
+    }
+
+    /// Turns the setting off, as [`Self::turn_on`] turns it on.
+    pub fn turn_off(self, interface: &str) -> Result<()> {
+        self.set(interface, false)
+    }
+
+    fn set(self, interface: &str, on: bool) -> Result<()> {
+        let others = ethtool(interface, self.get, 0)? & !self.flag;
+        let set = ethtool(interface, self.set, others | if on { self.flag } else { 0 });
+        set.map(drop).with_context(|| format!("cannot change {} of {interface}", self.name))
+    }
+
     /// Inverts the setting, in the calling thread's network namespace. Returns whether the interface allows that.
     pub fn invert(self, interface: &str) -> Result<bool> {
         let wanted = ethtool(interface, self.get, 0)? ^ self.flag;

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
-    maps::PerCpuHashMap,
+    maps::{Array, Map, MapData, PerCpuHashMap},
     programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp, XdpMode},
 };
 
 use vipmux_common::{
-    abi::{Activity, FlowSet, RefusalKey, VipSlot},
+    abi::{Activity, FLOW_REPLIES, FLOW_UNPROVEN, FlowSet, RefusalKey, VipSlot},
     service_index::IndexedService,
 };
 use vipmux_datapath::bpf::{
@@ -172,6 +172,25 @@ impl Program {
     /// Returns the flow table.
     pub fn flow_sets(&self) -> Result<Vec<FlowSet>> {
         state::read_array(&self.ebpf, "FLOWS")
+    }
+
+    /// Makes all flows to backends here established, as if each backend had answered.
+    pub fn establish_flows(&self) -> Result<()> {
+        let Map::Array(flows) = self.ebpf.map("FLOWS").context("no map FLOWS")? else { bail!("FLOWS is no array") };
+        let own = MapData::from_id(flows.info()?.id())?;
+        let mut table: Array<_, FlowSet> = Map::Array(own).try_into()?;
+        let unproven = u8::try_from(FLOW_UNPROVEN)?;
+        for index in 0..table.len() {
+            let before = table.get(&index, 0)?;
+            let mut set = before;
+            for record in set.records.iter_mut().filter(|record| u32::from(record.flags) & FLOW_REPLIES != 0) {
+                record.flags &= !unproven;
+            }
+            if set != before {
+                table.set(index, set, 0)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns all counters, summed over the CPUs.

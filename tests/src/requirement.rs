@@ -13,8 +13,13 @@ use nix::unistd::geteuid;
 use vipmux_datapath::bpf::object::kernel_has_results;
 
 use crate::{
-    cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, pod_network::PodNetwork,
-    real_cluster::System, sctp,
+    cleanup, cluster_programs,
+    kube_proxy::Mode,
+    lan::{self, Uplink},
+    netns::Namespace,
+    pod_network::PodNetwork,
+    real_cluster::System,
+    sctp,
 };
 
 /// Returns whether the test may make network namespaces and load BPF programs. If not, that is an
@@ -100,14 +105,16 @@ pub fn uplink(uplink: Uplink) -> Result<bool> {
         Uplink::Card | Uplink::Bridge => return Ok(true),
         Uplink::Vlan(_) => "CONFIG_VLAN_8021Q",
         Uplink::Bond => "CONFIG_BONDING",
+        Uplink::Team => "CONFIG_NET_TEAM",
     };
     let namespace = Namespace::new(&format!("{}-probe", cleanup::number()))?;
-    let made = namespace.links(|links| {
-        if uplink == Uplink::Bond {
-            return links.add_bond("bond1");
+    let made = namespace.links(|links| match uplink {
+        Uplink::Bond => links.add_bond("bond1"),
+        Uplink::Team => links.add_team("team1"),
+        _ => {
+            links.add_bridge("br0")?;
+            links.add_vlan("vlan1", "br0", 1)
         }
-        links.add_bridge("br0")?;
-        links.add_vlan("vlan1", "br0", 1)
     });
     match made {
         Ok(()) => Ok(true),
@@ -141,6 +148,11 @@ pub fn atomic_results() -> Result<bool> {
     } else {
         skip("this kernel has no atomic additions with a result, run it on 5.18")
     }
+}
+
+/// Returns whether the nodes' cards are real ones. If not, that is no error with `CI=true`.
+pub fn cards() -> Result<bool> {
+    if lan::driver().is_some() { Ok(true) } else { skip("the cards are veths, run it by `cargo xtask vm drivers`") }
 }
 
 fn skip(why: &str) -> Result<bool> {

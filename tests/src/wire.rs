@@ -19,6 +19,7 @@ use pnet::{
         ip::IpNextHeaderProtocols,
         ipv4::Ipv4Packet,
         ipv6::Ipv6Packet,
+        tcp::{self, TcpPacket},
     },
 };
 
@@ -42,15 +43,43 @@ impl Tap {
     /// Returns how many segments and datagrams to an address passed since the last call (or the
     /// opening), once the wire is quiet.
     pub fn packets_to(&mut self, address: IpAddr) -> Result<usize> {
+        self.count(|frame| destination(frame) == Some(address))
+    }
+
+    /// Returns how many frames passed since the last call (or the opening), once the wire is quiet.
+    pub fn count(&mut self, mut counts: impl FnMut(&[u8]) -> bool) -> Result<usize> {
         let mut count = 0;
         loop {
             match self.receiver.next() {
-                Ok(frame) => count += usize::from(destination(frame) == Some(address)),
+                Ok(frame) => count += usize::from(counts(frame)),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(count),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error).context("cannot read from a packet socket"),
             }
         }
+    }
+}
+
+/// Returns whether the checksum of a TCP segment is right; `None`: the frame has none.
+pub fn has_right_checksum(frame: &[u8]) -> Option<bool> {
+    let ethernet = EthernetPacket::new(frame)?;
+    let right = |segment: &[u8], sum: &dyn Fn(&TcpPacket<'_>) -> u16| {
+        TcpPacket::new(segment).map(|tcp| sum(&tcp) == tcp.get_checksum())
+    };
+    match ethernet.get_ethertype() {
+        EtherTypes::Ipv4 => {
+            let packet = Ipv4Packet::new(ethernet.payload())?;
+            let addresses = (packet.get_source(), packet.get_destination());
+            let is_tcp = packet.get_next_level_protocol() == IpNextHeaderProtocols::Tcp;
+            is_tcp.then(|| right(packet.payload(), &|it| tcp::ipv4_checksum(it, &addresses.0, &addresses.1)))?
+        }
+        EtherTypes::Ipv6 => {
+            let packet = Ipv6Packet::new(ethernet.payload())?;
+            let addresses = (packet.get_source(), packet.get_destination());
+            let is_tcp = packet.get_next_header() == IpNextHeaderProtocols::Tcp;
+            is_tcp.then(|| right(packet.payload(), &|it| tcp::ipv6_checksum(it, &addresses.0, &addresses.1)))?
+        }
+        _ => None,
     }
 }
 
@@ -111,7 +140,7 @@ impl Drop for Repeater {
 
 /// Returns the destination of a TCP segment or UDP datagram. ICMP does not count: routers send
 /// redirects.
-fn destination(frame: &[u8]) -> Option<IpAddr> {
+pub fn destination(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetPacket::new(frame)?;
     let (protocol, destination) = match ethernet.get_ethertype() {
         EtherTypes::Ipv4 => {

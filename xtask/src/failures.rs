@@ -47,7 +47,7 @@ impl Failures {
             self.inside = true;
         } else if line == "failures:" {
             self.inside = false;
-        } else if let Some(test) = self.tests.last_mut().filter(|_| self.inside) {
+        } else if let Some(test) = self.tests.last_mut().filter(|_| self.inside && !is_of_backtrace(line)) {
             test.push(line.to_owned());
         }
     }
@@ -64,6 +64,14 @@ impl Failures {
     }
 }
 
+/// Returns whether it is a stack frame: `12: function`, and below it `at file`. They would push out what
+/// the test has said.
+fn is_of_backtrace(line: &str) -> bool {
+    let frame = line.trim_start();
+    let numbered = frame.split_once(": ").is_some_and(|(number, _)| number.parse::<u16>().is_ok());
+    line.starts_with("  ") && (numbered || frame.starts_with("at "))
+}
+
 /// Returns libtest's arguments for output as if it went directly to this process's stdout.
 pub(crate) fn colors() -> &'static [&'static str] {
     if io::stdout().is_terminal() { &["--", "--color=always"] } else { &[] }
@@ -74,7 +82,7 @@ mod tests {
     use super::*;
 
     const OUTPUT: &str = "test a ... ok\ntest b ... FAILED\ntest c ... FAILED\n\nfailures:\n\n---- b stdout ----\nError: no \
-                          reply\n\n---- c stdout ----\nthread panicked\n\nfailures:\n    b\n    c\n\ntest result: FAILED.\n";
+                          reply\n  10: a::b\n             at /c.rs:3:5\n\n---- c stdout ----\nthread panicked\n\nfailures:\n    b\n    c\n\ntest result: FAILED.\n";
 
     #[test]
     fn output_is_passed_on_and_that_of_failed_tests_is_noted() {

@@ -93,6 +93,9 @@ enum Command {
         /// The kernels to run on (all, if none is named)
         #[arg(value_name = "KERNEL")]
         kernels: Vec<vm::Kernel>,
+        /// Run only this test of the network suite: its full name. May be repeated
+        #[arg(long = "test", value_name = "NAME")]
+        tests: Vec<String>,
         /// Download newer packages of kernels that are cached already
         #[arg(long)]
         update: bool,
@@ -153,7 +156,7 @@ fn main() -> ExitCode {
         Command::Churn { options } => churn::run(&options),
         Command::Cluster { options } => cluster::run(&options),
         Command::Vm { part: Some(VmPart::Drivers(options)), .. } => vm::run_drivers(&options),
-        Command::Vm { kernels, update, .. } => vm::run(&kernels, update),
+        Command::Vm { kernels, tests, update, .. } => vm::run(&kernels, &tests, update),
         Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
         Command::Sim { options } => sim::run(&options),
         Command::Generate => generate::run(),

@@ -50,10 +50,11 @@ const CONFORMANCE_PROGRAMS: [(&str, &str, &str); 2] = [
 ];
 
 /// Programs that only `cargo xtask vm` needs.
-const VM_PROGRAMS: [(&str, &str, &str); 3] = [
+const VM_PROGRAMS: [(&str, &str, &str); 4] = [
     ("busybox", "busybox-static", "is the guests' shell"),
     ("cpio", "cpio", "packs the guests' files"),
     ("depmod", "kmod", "loads kernel modules in the guests"),
+    ("teamnl", "libteam-utils", "gives a team its mode in the guests"),
 ];
 
 /// Programs that the bench compares vipmux with.

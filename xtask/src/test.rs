@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Seeds of each of the simulation's scenarios: a run of some seconds.
-const SEEDS: &str = "200";
+const SEEDS: &str = "60";
 
 /// All targets with tests. Without them cargo would also run rustdoc on each crate, to find doc
 /// tests, which no crate has.

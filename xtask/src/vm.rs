@@ -75,8 +75,9 @@ impl Kernel {
 }
 
 /// Runs the suites on `kernels` (all, if none is named), one after the other. Fails if they fail on
-/// one. With `update`, cached kernels are replaced by newer packages.
-pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
+/// one. With `tests`, runs only these of the network suite. With `update`, cached kernels are replaced by
+/// newer packages.
+pub(crate) fn run(kernels: &[Kernel], tests: &[String], update: bool) -> Result<()> {
     if !cfg!(target_arch = "x86_64") {
         bail!("`cargo xtask vm` runs this machine's executables in x86-64 guests: use an x86-64 machine");
     }
@@ -91,9 +92,11 @@ pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
     let mut files = BTreeMap::new();
     for machine in machines {
         let executables = suites::build(&machine)?;
+        suites::check(&executables, tests.iter().map(String::as_str))?;
         let packed = root::pack(&machine, &folder, &executables)?;
         files.insert(machine.platform.architecture, (machine, packed));
     }
+    let script = suites::commands(tests);
     let mut rows = Vec::new();
     for kernel in kernels {
         let start = Instant::now();
@@ -101,7 +104,7 @@ pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
         let outcome = match archive::kernel(machine, &cache()?, (kernel.suite(), Flavor::Cloud), update) {
             Ok(image) => {
                 workspace::progress(&format!("kernel {}: {}", kernel.name(), image.release));
-                guest::run(machine.command(), &folder, &image, files, &suites::commands())
+                guest::run(machine.command(), &folder, &image, files, &script)
             }
             Err(error) => {
                 let error = error.context(format!("no kernel from Debian's suite {}", kernel.suite()));

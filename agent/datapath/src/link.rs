@@ -327,6 +327,8 @@ pub struct Links {
     subnet_routes: BTreeMap<Subnet, u32>,
     /// The other ends of the veths that [`Monitor::follow_veths`] names, by the veths' indices.
     other_ends: BTreeMap<u32, OtherEnd>,
+    /// The interfaces among those of [`Monitor::follow_tags`] that take VLAN tags out of frames.
+    strips_tags: BTreeSet<u32>,
     /// Addresses of `interfaces` that were removed a short time ago.
     removed: Lingering<AddressOf>,
     /// Interfaces that lost their carrier a short time ago.
@@ -403,6 +405,12 @@ impl Links {
     /// Returns all interfaces by which routes lead to a gateway, even if no replies leave there.
     pub fn routed(&self) -> impl Iterator<Item = &Interface> {
         self.routed.iter().filter_map(|ifindex| self.get(*ifindex))
+    }
+
+    /// Returns whether an interface takes VLAN tags out of received frames. False for interfaces that
+    /// [`Monitor::follow_tags`] does not name.
+    pub fn strips_tags(&self, ifindex: u32) -> bool {
+        self.strips_tags.contains(&ifindex)
     }
 
     /// Returns the interface among `allowed` whose subnet contains `address`: the longest prefix

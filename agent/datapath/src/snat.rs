@@ -33,6 +33,7 @@
 //!     }
 //!     chain prerouting {
 //!         type filter hook prerouting priority raw; policy accept;
+//!         meta l4proto != udp return
 //!         meta l4proto udp meta nfproto ipv4 ip daddr . meta l4proto . th dport @backends4
 //!             update @clients4 { ip saddr . ip daddr . th sport . th dport timeout 300s }
 //!         ... the same for @addresses4, and then for replies to members of @clients4, which stay longer
@@ -47,7 +48,7 @@
 //! Backends with direct server return answer with the VIP as source, to packets that conntrack has
 //! not seen. Conntrack would treat their first reply as invalid, which kube-proxy drops, or as a
 //! new connection, which the CNI masquerades. So their replies are not tracked while this node has
-//! such backends:
+//! such backends. Then the chain has no rule that returns other protocols at once:
 //!
 //! ```text
 //!     set direct4 { type ipv4_addr . inet_proto . inet_service }

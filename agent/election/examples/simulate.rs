@@ -32,11 +32,11 @@ struct Arguments {
     /// Number of nodes [default: by the seed]
     #[arg(long, value_name = "N", value_parser = 1..=5_000)]
     nodes: Option<i64>,
-    /// Number of VIPs [default: by the seed]
+    /// Number of VIPs [default: one run by the seed, and one with 20; with --seed only the first]
     #[arg(long, value_name = "N", value_parser = 1..=65_536)]
     vips: Option<i64>,
     /// The scenario to run [default: all but `cold` and `large`]
-    #[arg(long, value_name = "NAME", value_parser = |name: &str| Scenario::named(name).ok_or("unknown scenario"))]
+    #[arg(long, value_name = "NAME", value_parser = Scenario::named)]
     scenario: Option<Scenario>,
     /// Build this fault (by number) into the state machine, to see that it is found
     #[arg(long, value_name = "N", value_parser = |at: &str| at.parse().ok().and_then(|at: usize| Mutation::ALL.get(at).copied()).ok_or("unknown mutation"))]
@@ -45,6 +45,9 @@ struct Arguments {
     #[arg(long)]
     keep_going: bool,
 }
+
+/// Most faults of the election need several VIPs that move at once.
+const MANY_VIPS: usize = 20;
 
 /// The results of the seeds of one scenario.
 #[derive(Default)]
@@ -58,8 +61,12 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let scenarios = arguments.scenario.map_or_else(|| Scenario::SMALL.to_vec(), |scenario| vec![scenario]);
     let mut status = ExitCode::SUCCESS;
-    for scenario in scenarios {
-        if !run(&arguments, scenario) {
+    let sizes = match (size(arguments.vips), arguments.seed) {
+        (None, None) => vec![None, Some(MANY_VIPS)],
+        (vips, _) => vec![vips],
+    };
+    for (scenario, vips) in scenarios.iter().flat_map(|scenario| sizes.iter().map(move |vips| (*scenario, *vips))) {
+        if !run(&arguments, scenario, vips) {
             status = ExitCode::FAILURE;
             if !arguments.keep_going {
                 break;
@@ -69,12 +76,15 @@ fn main() -> ExitCode {
     status
 }
 
+fn size(number: Option<i64>) -> Option<usize> {
+    number.and_then(|number| usize::try_from(number).ok())
+}
+
 /// Runs the seeds of one scenario. Returns whether all kept their promises.
-fn run(arguments: &Arguments, scenario: Scenario) -> bool {
-    let size = |number: Option<i64>| number.and_then(|number| usize::try_from(number).ok());
+fn run(arguments: &Arguments, scenario: Scenario, vips: Option<usize>) -> bool {
     let setup = |seed| Setup {
         nodes: size(arguments.nodes),
-        vips: size(arguments.vips),
+        vips,
         mutation: arguments.mutation,
         trace: arguments.trace,
         ..Setup::new(scenario, seed)
@@ -96,14 +106,15 @@ fn run(arguments: &Arguments, scenario: Scenario) -> bool {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
     let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
-    sum.print(scenario, start.elapsed());
+    sum.print(scenario, vips, start.elapsed());
     if let Some((seed, _)) = sum.failed.first() {
-        let report = Setup { trace: true, ..setup(*seed) }.run();
+        let setup = Setup { trace: true, ..setup(*seed) };
+        let report = setup.run();
         for line in report.trace {
             println!("{line}");
         }
         println!("{}", report.violation.unwrap_or_default());
-        println!("again: cargo xtask sim --scenario {} --seed {seed} --trace", scenario.name());
+        println!("again: {}", setup.command());
     }
     sum.failed.is_empty()
 }
@@ -128,12 +139,13 @@ impl Sum {
         self.failed.extend(violation.map(|violation| (seed, violation)));
     }
 
-    fn print(&self, scenario: Scenario, took: Duration) {
+    fn print(&self, scenario: Scenario, vips: Option<usize>, took: Duration) {
         let Figures { events, simulated, overlap, dark, moves, writes } = self.figures;
         println!(
-            "{:<10} {:>6} seeds, {} failed; {:.0} s simulated, {:.1} M events in {:.1} s; longest overlap {overlap:.1?}, \
+            "{:<10} {:>2} VIPs, {:>6} seeds, {} failed; {:.0} s simulated, {:.1} M events in {:.1} s; longest overlap {overlap:.1?}, \
              longest without answer {dark:.0?}, most moves {moves} and writes {writes} once settled",
             scenario.name(),
+            vips.map_or_else(|| "1+".to_owned(), |vips| vips.to_string()),
             self.seeds,
             self.failed.len(),
             simulated.as_secs_f64(),

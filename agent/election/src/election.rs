@@ -288,7 +288,7 @@ impl Election {
     pub fn handle(&mut self, input: Input, peers: &Peers, now: Duration) -> Vec<Command> {
         match input {
             Input::Wanted(wanted) => self.set_wanted(wanted, now),
-            Input::Unable(unable) => self.set_unable(unable),
+            Input::Unable(unable) => self.set_unable(unable, now),
             Input::Lossy(lossy) => self.set_lossy(lossy),
             Input::Tick { carrier } => self.tick(carrier, peers, now),
             Input::Outranked(outranked) => self.set_outranked(outranked, now),
@@ -312,7 +312,7 @@ impl Election {
             Input::PeerAnnounced(announcement) => self.peer_announced(&announcement, now),
             Input::Probed { vip, owner } => {
                 if let Some((state, mut cx)) = self.state_of(vip, now) {
-                    state.probed(&owner, &mut cx);
+                    state.probed(&owner, peers, &mut cx);
                 }
             }
             Input::Drain(draining) => self.drain(draining),
@@ -389,7 +389,11 @@ impl Election {
         self.wanted = wanted;
     }
 
-    fn set_unable(&mut self, unable: BTreeSet<Vip>) {
+    fn set_unable(&mut self, unable: BTreeSet<Vip>, now: Duration) {
+        // Meanwhile it is the turn of another node, which may not have been heard of yet.
+        for vip in unable.symmetric_difference(&self.availability.unable) {
+            self.states.entry(*vip).and_modify(|state| state.operating_since = now);
+        }
         for vip in unable.difference(&self.availability.unable) {
             self.commands.push(Command::Publish(Item::Unable(*vip)));
         }

@@ -72,8 +72,8 @@ use self::{
 };
 pub use self::{
     items::{
-        AgentInfo, Claimed, Item, ItemKey, MOST_ADDRESSES, MOST_ITEMS, MOST_LEASE, MOST_SEGMENTS, ProbedPort, State,
-        Why, WireVersions,
+        AgentInfo, Claimed, HashingInfo, Item, ItemKey, MOST_ADDRESSES, MOST_ITEMS, MOST_LEASE, MOST_SEGMENTS,
+        ProbedPort, State, Why, WireVersions,
     },
     local_state::Full,
     other_keys::OtherKeys,
@@ -91,6 +91,8 @@ const FIRST_ANNOUNCED: usize = 64;
 /// The number of contacts in a hurry at the start, to nodes that are not alive yet. The first
 /// message only opens a session.
 const HURRY: u32 = 20;
+/// The time after its deadline in which a node may get its objects and answer again, before others take its VIPs.
+const UNINFORMED: Duration = Duration::from_secs(1);
 /// The number of times that a node says that it leaves.
 const FAREWELLS: u32 = 3;
 
@@ -147,8 +149,31 @@ pub struct Membership {
     evidence: Evidence,
     timers: MembershipTimers,
     pace: Pace,
+    lapse: Lapse,
     left: bool,
     output: PendingOutput,
+}
+
+/// What tells that this node answers for nothing that it claims: [`Item::Lapsed`].
+#[derive(Debug, Default)]
+struct Lapse {
+    /// The kernel's deadline; `None`: it was never extended.
+    deadline: Option<Duration>,
+    /// The last heartbeat of the event loop.
+    beat: Duration,
+    /// The time from which the event loop counts as hanging.
+    hangs_at: Duration,
+    /// It was published.
+    published: bool,
+}
+
+impl Lapse {
+    /// Returns when the node lapses: its deadline has passed, and the event loop hangs, or has not brought the node
+    /// back for a second.
+    fn at(&self) -> Option<Duration> {
+        let deadline = self.deadline.filter(|_| !self.published)?;
+        Some(self.hangs_at.clamp(deadline, deadline + UNINFORMED))
+    }
 }
 
 /// The counts of members, and doubts about who is down.
@@ -248,6 +273,7 @@ impl Membership {
                 hurry: HURRY,
                 beat: Duration::ZERO,
             },
+            lapse: Lapse { beat: now, ..Lapse::default() },
             left: false,
             output: PendingOutput::default(),
         };
@@ -262,6 +288,7 @@ impl Membership {
         let nodes: BTreeMap<_, _> = nodes.into_iter().map(|name| (MemberId::key(&name), name)).collect();
         let before = std::mem::replace(&mut self.nodes, nodes);
         self.swim.expect(self.nodes.len());
+        self.peers.pair = self.nodes.len() == 2;
         for (key, name) in before.iter().filter(|(key, _)| !self.nodes.contains_key(key)) {
             self.records.remove(name);
             if let Some(peer) = self.peers.members.remove(name) {
@@ -321,12 +348,36 @@ impl Membership {
             let ((due, _), timer) = first.remove_entry();
             self.handle_timer(timer, due, now);
         }
+        if !self.left && self.lapse.at().is_some_and(|at| now >= at) {
+            // Of the few items that take no room there is always one more.
+            self.lapse.published = self.publish(Item::Lapsed, now).is_ok();
+        }
+    }
+
+    /// Notes a heartbeat of the event loop. Without another one within `lease`, it hangs.
+    pub fn note_event_loop(&mut self, lease: Duration, now: Duration) {
+        (self.lapse.beat, self.lapse.hangs_at) = (now, now + lease);
+    }
+
+    /// Returns whether the event loop has had no heartbeat for so long that this node must seem dead.
+    pub fn is_hung(&self, now: Duration) -> bool {
+        now.saturating_sub(self.lapse.beat) > self.settings.hung
+    }
+
+    /// Notes that the kernel answers until `deadline`.
+    pub fn note_deadline(&mut self, deadline: Duration, now: Duration) {
+        self.lapse.deadline = Some(deadline);
+        if std::mem::take(&mut self.lapse.published) {
+            self.withdraw(&ItemKey::Lapsed, now);
+        }
     }
 
     /// Returns when to call [`Membership::turn`]; at once, if that time has passed. After
     /// [`Membership::leave`], `None` means that everything is said.
     pub fn next(&self) -> Option<Duration> {
-        self.timers.due.first_key_value().map(|((due, _), _)| *due)
+        let timer = self.timers.due.first_key_value().map(|((due, _), _)| *due);
+        let lapse = self.lapse.at().filter(|_| !self.left);
+        timer.into_iter().chain(lapse).min()
     }
 
     /// Asks all known members, or a sample of them, whether they consider this node alive.

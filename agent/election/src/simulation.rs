@@ -100,6 +100,15 @@ impl Setup {
         Self { scenario, seed, nodes: None, vips: None, mutation: None, trace: false }
     }
 
+    /// Returns the command that repeats this run with a trace.
+    pub fn command(&self) -> String {
+        let Self { scenario, seed, nodes, vips, mutation, .. } = *self;
+        let mutation = mutation.and_then(|mutation| Mutation::ALL.iter().position(|other| *other == mutation));
+        let sizes = [("nodes", nodes), ("vips", vips), ("mutation", mutation)];
+        let sizes = sizes.iter().filter_map(|(name, size)| Some(format!(" --{name} {}", (*size)?))).collect::<String>();
+        format!("cargo xtask sim --scenario {} --seed {seed}{sizes} --trace", scenario.name())
+    }
+
     /// Runs the simulation.
     pub fn run(&self) -> Report {
         let mut world = World::new(self);

@@ -12,7 +12,7 @@ use vipmux_common::abi::Mac;
 
 #[cfg(doc)]
 use crate::PortNumber;
-use crate::{NodeName, PortClaim, ServiceName, Vip, prefix::Prefix};
+use crate::{NodeName, PortClaim, ServiceName, Vip, hashing::Hashing, prefix::Prefix};
 
 /// The desired state of one node's data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Desired {
     /// The treatment of a claim if all its endpoints that take new flows are on nodes that are not
     /// in `nodes`.
     pub unreachable: Unreachable,
+    /// How backends are chosen for new flows.
+    pub hashing: Hashing,
 }
 
 impl Desired {

@@ -1,4 +1,4 @@
-//! Manages the arena of Maglev tables: ranges that packets read, ranges that rest, and free ranges.
+//! Manages the arena of tables: ranges that packets read, ranges that rest, and free ranges.
 
 use std::{
     collections::{BTreeMap, VecDeque, btree_map},
@@ -55,8 +55,8 @@ pub(super) fn members(table: &[u32]) -> TableMembers {
 #[derive(Clone, Debug)]
 struct MirroredTable {
     members: TableMembers,
-    /// The table is the one that hashing builds from these members, so that others with the same
-    /// members may share it.
+    /// The table is the one that a hashing builds from these members, so that others with the same
+    /// members may share it. Its length tells which hashing.
     sound: bool,
     /// The digest of the table as read or written
     /// ([`hashing::digest`](vipmux_model::hashing::digest)).
@@ -73,7 +73,8 @@ struct MirroredTable {
 pub(super) struct Arena {
     capacity: u32,
     ranges: BTreeMap<TableRange, MirroredTable>,
-    by_members: BTreeMap<TableMembers, TableRange>,
+    /// The hashings differ in the lengths of their tables.
+    by_members: BTreeMap<(TableMembers, u32), TableRange>,
     /// Ranges that started to rest, in the order of time.
     resting: VecDeque<(Duration, TableRange)>,
     /// The gaps between the ranges: starts to ends. `None` after ranges overlapped or went beyond
@@ -89,7 +90,7 @@ impl Arena {
         Self { capacity, ranges: BTreeMap::new(), by_members: BTreeMap::new(), resting: VecDeque::new(), gaps, used: 0 }
     }
 
-    /// Records that a table was written. `sound`: it is the one that hashing builds from its
+    /// Records that a table was written. `sound`: it is the one that a hashing builds from its
     /// members.
     pub(super) fn insert(&mut self, range: TableRange, members: TableMembers, sound: bool, now: Duration) {
         match self.ranges.insert(range, MirroredTable { members, sound, digest: 0, users: 0, idle_since: now }) {
@@ -117,8 +118,9 @@ impl Arena {
     pub(super) fn damage(&mut self, range: TableRange) {
         if let Some(table) = self.ranges.get_mut(&range) {
             table.sound = false;
-            if self.by_members.get(&table.members) == Some(&range) {
-                self.by_members.remove(&table.members);
+            let key = (Arc::clone(&table.members), range.length);
+            if self.by_members.get(&key) == Some(&range) {
+                self.by_members.remove(&key);
             }
         }
     }
@@ -139,7 +141,7 @@ impl Arena {
         }
         table.users += 1;
         if table.sound {
-            self.by_members.entry(Arc::clone(&table.members)).or_insert(range);
+            self.by_members.entry((Arc::clone(&table.members), range.length)).or_insert(range);
         }
     }
 
@@ -153,7 +155,7 @@ impl Arena {
         if table.users == 0 {
             table.idle_since = now;
             self.resting.push_back((now, range));
-            if let btree_map::Entry::Occupied(entry) = self.by_members.entry(Arc::clone(&table.members))
+            if let btree_map::Entry::Occupied(entry) = self.by_members.entry((Arc::clone(&table.members), range.length))
                 && *entry.get() == range
             {
                 entry.remove();
@@ -198,13 +200,13 @@ impl Arena {
         }
     }
 
-    /// Returns the range in use that holds the table of exactly these members; the empty range for
-    /// no members.
-    pub(super) fn find(&self, members: &TableMembers) -> Option<TableRange> {
+    /// Returns the range in use that holds the table of exactly these members, of this length; the empty
+    /// range for no members.
+    pub(super) fn find(&self, members: &TableMembers, length: u32) -> Option<TableRange> {
         if members.is_empty() {
             return Some(TableRange::default());
         }
-        self.by_members.get(members).copied()
+        self.by_members.get(&(Arc::clone(members), length)).copied()
     }
 
     /// Whether this range is in use and holds the table of exactly these members.
@@ -362,7 +364,7 @@ mod tests {
         arena.release(range(10, 10), NOW + 4 * REST);
         arena.acquire(range(0, 10));
         arena.forget_rested(NOW + 6 * REST);
-        assert_eq!(arena.find(&members), Some(range(0, 10)));
+        assert_eq!(arena.find(&members, 10), Some(range(0, 10)));
         assert_eq!(arena.members(range(0, 10)), [5]);
     }
 
@@ -371,13 +373,13 @@ mod tests {
         let mut arena = Arena::new(20);
         let members: TableMembers = [5].into();
         arena.insert(range(5, 10), Arc::clone(&members), true, NOW);
-        assert_eq!(arena.find(&members), None);
+        assert_eq!(arena.find(&members, 10), None);
         arena.acquire(range(5, 10));
         arena.acquire(range(5, 10));
         arena.release(range(5, 10), NOW);
-        assert_eq!(arena.find(&members), Some(range(5, 10)));
+        assert_eq!(arena.find(&members, 10), Some(range(5, 10)));
         arena.release(range(5, 10), NOW);
-        assert_eq!(arena.find(&members), None);
+        assert_eq!(arena.find(&members, 10), None);
     }
 
     proptest! {

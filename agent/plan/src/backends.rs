@@ -26,13 +26,14 @@ use crate::{
     reached::{ClaimChange, ReachedState, UseCounts},
     step::Step,
 };
-use vipmux_model::{NodeName, desired::Desired};
+use vipmux_model::{NodeName, desired::Desired, hashing::Hashing};
 
 /// Gives sets of endpoints their places in `BACKENDS` and `TABLES`: all of a set or nothing.
 pub(super) struct BackendPlanner<'a> {
     maps: &'a MapMirror,
     nodes: &'a BTreeMap<&'a NodeName, u32>,
     local: Option<u32>,
+    hashing: Hashing,
     reached: &'a ReachedState,
     /// The reached state, if its resolutions are of the same nodes.
     known_sets: Option<&'a ReachedState>,
@@ -54,17 +55,17 @@ impl<'a> BackendPlanner<'a> {
         now: Duration,
     ) -> Result<Self, PlanError> {
         let Observed { maps, reached, .. } = observed;
-        let local = &desired.local;
         let newer = maps.newest_generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?;
         Ok(Self {
             maps,
             nodes,
-            local: nodes.get(local).copied(),
+            local: nodes.get(&desired.local).copied(),
+            hashing: desired.hashing,
             reached,
-            known_sets: Some(reached).filter(|reached| reached.is_of(local, nodes)),
+            known_sets: Some(reached).filter(|reached| reached.is_of(desired, nodes)),
             by_set: BTreeMap::new(),
             indices: BackendIndices::new(maps, maps.config.next_generation.max(newer), now),
-            tables: TablePlaces::new(maps, now),
+            tables: TablePlaces::new(maps, desired.hashing, now),
             wants: Wants::default(),
             scope: changes.map(|changes| reached.without(changes, desired)),
         })
@@ -74,6 +75,11 @@ impl<'a> BackendPlanner<'a> {
     /// out once.
     pub(super) fn generation(&self) -> u32 {
         self.indices.generation()
+    }
+
+    /// Returns the hashing of all tables that [`Self::place`] returns.
+    pub(super) fn hashing(&self) -> Hashing {
+        self.hashing
     }
 
     /// Places a set. Returns the ranges of its tables.
@@ -116,7 +122,7 @@ impl<'a> BackendPlanner<'a> {
     /// Returns the indices of a set's endpoints, and the new ones among them.
     fn resolve(&mut self, set: &EndpointSet) -> Result<(Resolution, BTreeMap<BackendKey, u32>), Shortage> {
         let nodes = self.nodes;
-        let mut roles = EndpointRoles::new(set, self.local, |name| nodes.get(name).copied());
+        let mut roles = EndpointRoles::new(set, self.local, self.hashing, |name| nodes.get(name).copied());
         let new = loop {
             match self.indices.take(roles.indexed()) {
                 Ok(new) => break new,

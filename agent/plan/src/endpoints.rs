@@ -8,7 +8,7 @@ use crate::arena::TableMembers;
 use vipmux_model::{
     NodeName,
     desired::{DesiredBackend, Readiness},
-    hashing::{Endpoint, LONGEST},
+    hashing::{Endpoint, Hashing},
 };
 
 /// The endpoints of a Service port.
@@ -46,7 +46,12 @@ pub(super) struct EndpointRoles {
 impl EndpointRoles {
     /// Sorts the endpoints by role. `node` returns the index of a node. Endpoints of a node without
     /// an index are left out.
-    pub(super) fn new(set: &EndpointSet, local: Option<u32>, node: impl Fn(&NodeName) -> Option<u32>) -> Self {
+    pub(super) fn new(
+        set: &EndpointSet,
+        local: Option<u32>,
+        hashing: Hashing,
+        node: impl Fn(&NodeName) -> Option<u32>,
+    ) -> Self {
         let (mut ready, mut draining, mut failing) = (Vec::new(), Vec::new(), BTreeSet::new());
         let (mut serving, mut waiting, mut stopping) = (Vec::new(), Vec::new(), Vec::new());
         for backend in set.iter() {
@@ -75,8 +80,8 @@ impl EndpointRoles {
         if spare {
             own = others;
         }
-        own.truncate(LONGEST as usize);
-        let excess = ready.split_off(ready.len().min(LONGEST as usize));
+        own.truncate(hashing.most_endpoints());
+        let excess = ready.split_off(ready.len().min(hashing.most_endpoints()));
         draining.extend(excess);
         let failing = ready.iter().chain(&own).chain(&draining).filter(|it| failing.contains(it)).copied().collect();
         Self { all: ready, local: own, spare, draining, failing, stopping }
@@ -133,6 +138,16 @@ impl Resolution {
     /// Returns the same resolution without a local table that is only a spare one.
     pub(super) fn without_spare(&self) -> Self {
         Self { local: TableMembers::default(), spare: false, ..self.clone() }
+    }
+
+    /// Returns all endpoints. One may come twice.
+    pub(super) fn all(&self) -> impl Iterator<Item = &u32> {
+        self.all.iter().chain(&*self.local).chain(&*self.draining)
+    }
+
+    /// Returns whether an index is one of an endpoint, of any role.
+    pub(super) fn has(&self, index: u32) -> bool {
+        [&self.all, &self.local, &self.draining].iter().any(|members| members.binary_search(&index).is_ok())
     }
 
     /// Returns the endpoints that take new flows from every sender. One may come twice.

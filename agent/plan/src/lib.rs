@@ -23,7 +23,7 @@
 //! | `rest`, `capacity`, `error`, `step` | the steps, and why some are missing |
 //! | `arena`, `index_pool`, `endpoints`, `sources` | free and used places of one kind |
 //! | `entries`, `mirror` | the entries of all maps, as read and as remembered |
-//! | `reachability`, `reached`, `observed` | the mirror, and the last reached desired state |
+//! | `reachability`, `service_backends`, `reached`, `observed` | the mirror, and the last reached desired state |
 //! | `nodes`, `vips`, `backends`, `services` | the steps for one map or a few each |
 //! | `differences` | the comparison of maps and mirror for the self-check |
 
@@ -44,6 +44,7 @@ mod observed;
 mod reachability;
 mod reached;
 mod rest;
+mod service_backends;
 mod services;
 mod sources;
 mod step;
@@ -61,6 +62,7 @@ pub use self::{
     error::PlanError,
     observed::Observed,
     rest::REST,
+    service_backends::ServiceBackends,
     step::{Plan, Step},
 };
 use vipmux_model::desired::Desired;

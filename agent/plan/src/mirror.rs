@@ -14,8 +14,8 @@ use crate::{
     step::Step,
 };
 use vipmux_model::{
-    NodeName, ServiceName,
-    hashing::{self, Endpoint},
+    NodeName, PortClaim, ServiceName,
+    hashing::{self, Endpoint, Hashing},
 };
 
 /// `SERVICE_STATES` and `SERVICE_NAMES` at one index.
@@ -32,6 +32,12 @@ pub(super) struct Slot {
 pub(super) struct NodeEntry {
     pub(super) node: abi::Node,
     pub(super) name: Option<String>,
+}
+
+/// Returns a claim's key in `SERVICES`.
+pub(super) fn service_key(vip: u32, claim: &PortClaim) -> abi::ServiceKey {
+    let (port, protocol) = (u16::from(claim.port).to_be(), claim.protocol.number());
+    abi::ServiceKey { vip, port, protocol, padding: 0 }
 }
 
 /// The maps as the agent last read or wrote them.
@@ -59,6 +65,17 @@ impl MapMirror {
     /// Returns a node's index in `NODES`.
     pub(super) fn node_index(&self, name: &NodeName) -> Option<u32> {
         self.node_indices.get(name.as_str()).copied()
+    }
+
+    /// Returns a claim's key, if its VIP has an id.
+    pub(super) fn service_key(&self, claim: &PortClaim) -> Option<abi::ServiceKey> {
+        let vip = self.vips.get(&claim.vip.address().into())?.id;
+        Some(service_key(vip, claim))
+    }
+
+    /// Returns a claim's entry in `SERVICES`.
+    pub(super) fn service(&self, claim: &PortClaim) -> Option<&abi::ServiceValue> {
+        self.services.get(&self.service_key(claim)?)
     }
 
     /// Returns an element of `NODES`.
@@ -122,7 +139,7 @@ impl MapMirror {
         }
         for ((offset, length), table) in entries.tables {
             let members = arena::members(&table);
-            let sound = mirror.table(&members).as_ref() == Some(&table);
+            let sound = mirror.is_sound(&members, &table);
             mirror.tables.insert(TableRange { offset, length }, members, sound, start);
             mirror.tables.seal(TableRange { offset, length }, hashing::digest(&table));
         }
@@ -224,14 +241,21 @@ impl MapMirror {
         }
     }
 
+    /// Whether a hashing builds this table from these backends.
+    fn is_sound(&self, members: &TableMembers, table: &[u32]) -> bool {
+        let has_length = |hashing: &Hashing| hashing.length(members.len()) as usize == table.len();
+        let hashing = Hashing::ALL.into_iter().find(has_length);
+        hashing.and_then(|hashing| self.table(members, hashing)).is_some_and(|built| built == table)
+    }
+
     /// Returns the table of these backends; `None` if one of them does not exist.
-    fn table(&self, members: &TableMembers) -> Option<Vec<u32>> {
+    fn table(&self, members: &TableMembers, hashing: Hashing) -> Option<Vec<u32>> {
         let endpoint = |&index: &u32| {
             let backend = self.backends.get(index).filter(|backend| backend.generation != 0)?;
             Some((Endpoint::new(backend.address, backend.port), index))
         };
         let endpoints: Option<Vec<_>> = members.iter().map(endpoint).collect();
-        Some(hashing::table(endpoints?))
+        Some(hashing.table(endpoints?))
     }
 }
 

@@ -9,9 +9,10 @@ use crate::{
     entries::MapEntries,
     mirror::MapMirror,
     reached::ReachedState,
+    service_backends::ServiceBackends,
     step::{Plan, Step},
 };
-use vipmux_model::{NodeName, desired::Desired};
+use vipmux_model::{NodeName, desired::Desired, hashing::Hashing};
 
 /// The maps as the agent last read or wrote them.
 #[derive(Clone, Debug)]
@@ -101,6 +102,11 @@ impl Observed {
         self.recorded = 0;
     }
 
+    /// Returns the backends of each Service port in the state that was last [reached](Self::mark_reached).
+    pub fn service_backends(&self) -> &ServiceBackends {
+        self.reached.service_backends()
+    }
+
     /// Forgets the reached state, since something other than a plan's steps changed the maps.
     pub(super) fn forget_reached(&mut self) {
         self.reached = ReachedState::default();
@@ -115,6 +121,15 @@ impl Observed {
     /// [`REST`](crate::REST), and they are removed.
     pub fn has_leftovers(&self) -> bool {
         self.maps.sources.has_leftovers()
+    }
+
+    /// Returns the newest hashing by which a Service chooses backends; `None`: there is no Service.
+    pub fn hashing(&self) -> Option<Hashing> {
+        let of_service = |service: &abi::ServiceValue| match service.flags & abi::SERVICE_HASHES_VIP {
+            0 => Hashing::First,
+            _ => Hashing::Second,
+        };
+        self.maps.services.values().map(of_service).max()
     }
 
     /// Whether another node has this MAC.

@@ -7,48 +7,56 @@ use std::{
 };
 
 use imbl::{OrdMap, ordmap::DiffItem};
+use vipmux_common::abi::ServiceValue;
 
 use crate::{
     arena::TableRanges,
     endpoints::{BackendKey, EndpointRoles, EndpointSet, Resolution},
     mirror::MapMirror,
     reachability::is_left_to_the_stack,
+    service_backends::ServiceBackends,
     step::Plan,
 };
 use vipmux_model::{
     NodeName, PortClaim,
     desired::{Desired, DesiredService, Unreachable},
+    hashing::Hashing,
 };
 
 /// A set that has its places in the maps.
 #[derive(Clone, Debug)]
 pub(super) struct PlacedSet {
-    resolution: Resolution,
+    resolution: Arc<Resolution>,
     /// The generations of all indices in the resolution.
     generations: Vec<(u32, u32)>,
     /// The ranges of its tables when it was recorded. They may have moved since.
     tables: Option<TableRanges>,
-    /// Whether all its endpoints have an index. A draining endpoint without one may get it from
-    /// another set. Then this set wants it, too.
+    /// Whether all its endpoints have an index, and its tables a range. A draining endpoint without an index
+    /// may get it from another set, and so may a spare local table without a range. Then this set wants it, too.
     complete: bool,
 }
 
 impl PlacedSet {
-    fn new(set: &EndpointSet, local: Option<u32>, nodes: &BTreeMap<NodeName, u32>, maps: &MapMirror) -> Option<Self> {
-        let roles = EndpointRoles::new(set, local, |name| nodes.get(name).copied());
+    fn new(
+        set: &EndpointSet,
+        local: Option<u32>,
+        hashing: Hashing,
+        nodes: &BTreeMap<NodeName, u32>,
+        maps: &MapMirror,
+    ) -> Option<Self> {
+        let roles = EndpointRoles::new(set, local, hashing, |name| nodes.get(name).copied());
         let index = |key: &BackendKey| maps.backend_indices.get(key).copied();
         if roles.indexed().any(|key| index(&key).is_none()) {
             return None;
         }
-        let complete = roles.draining().all(|key| index(&key).is_some());
         let resolution = roles.resolve(index);
-        let indices = resolution.all.iter().chain(&*resolution.local).chain(&*resolution.draining);
         let generation = |index: &u32| Some((*index, maps.backends.get(*index)?.generation));
-        let generations = indices.map(generation).collect::<Option<_>>()?;
-        let table = |members| maps.tables.find(members);
+        let generations = resolution.all().map(generation).collect::<Option<_>>()?;
+        let table = |members| maps.tables.find(members, hashing.length(members.len()));
         let tables = table(&resolution.all).zip(table(&resolution.local));
         let tables = tables.map(|(all, local)| TableRanges { all, local, spare: resolution.spare });
-        Some(Self { resolution, generations, tables, complete })
+        let complete = tables.is_some() && roles.draining().all(|key| index(&key).is_some());
+        Some(Self { resolution: Arc::new(resolution), generations, tables, complete })
     }
 
     pub(super) fn resolution(&self) -> &Resolution {
@@ -98,9 +106,11 @@ pub(super) struct ReachedState {
     sets: BTreeMap<EndpointSet, (Arc<PlacedSet>, u32)>,
     /// The uses of backends, by index.
     uses: Vec<UseCounts>,
+    backends: ServiceBackends,
     /// The claims of [`Plan::unreachable`], and what happens to them.
     unreachable: BTreeSet<PortClaim>,
     choice: Unreachable,
+    hashing: Hashing,
     /// Whether the resolution of every set is known. Then [`Self::uses`] has all uses of backends.
     full: bool,
 }
@@ -111,20 +121,23 @@ impl ReachedState {
     pub(super) fn advance(&mut self, desired: &Desired, plan: &Plan, maps: &MapMirror, exact: bool) {
         let index = |name: &NodeName| Some((name.clone(), maps.node_index(name)?));
         let nodes: BTreeMap<_, _> = desired.nodes.keys().filter_map(index).collect();
-        let same =
-            self.local.as_ref() == Some(&desired.local) && self.nodes == nodes && self.choice == desired.unreachable;
+        let same = self.local.as_ref() == Some(&desired.local)
+            && self.nodes == nodes
+            && (self.choice, self.hashing) == (desired.unreachable, desired.hashing);
         if !(exact && self.full && same) {
-            let (local, choice) = (Some(desired.local.clone()), desired.unreachable);
-            *self = Self { local, nodes, choice, full: true, ..Self::default() };
+            let (local, choice, hashing) = (Some(desired.local.clone()), desired.unreachable, desired.hashing);
+            *self = Self { local, nodes, choice, hashing, full: true, ..Self::default() };
         }
         self.unreachable = plan.unreachable.iter().copied().collect();
         let before = std::mem::replace(&mut self.services, desired.services.clone());
-        for (_, [old, new]) in changes(&before, &desired.services) {
+        for (claim, [old, new]) in changes(&before, &desired.services) {
             // Acquire the new set first, so that a set that both have is not resolved again.
             let placed = |service: &&DesiredService| !is_left_to_the_stack(desired, service);
-            if let Some(service) = new.filter(placed) {
+            let new = new.filter(placed);
+            if let Some(service) = new {
                 self.acquire(&service.backends, maps);
             }
+            self.note_backends(maps.service(claim), new);
             if let Some(service) = old.filter(placed) {
                 self.release(&service.backends);
             }
@@ -137,12 +150,27 @@ impl ReachedState {
             return;
         }
         let local = self.local.as_ref().and_then(|local| self.nodes.get(local).copied());
-        let Some(known) = PlacedSet::new(set, local, &self.nodes, maps) else {
+        let Some(known) = PlacedSet::new(set, local, self.hashing, &self.nodes, maps) else {
             self.full = false;
             return;
         };
         count(&mut self.uses, &known, |uses| *uses += 1);
         self.sets.insert(Arc::clone(set), (Arc::new(known), 1));
+    }
+
+    /// Notes the backends of a claim. If the claim has no set, or nobody knows the resolution, nothing is known
+    /// of its flows.
+    fn note_backends(&mut self, value: Option<&ServiceValue>, service: Option<&DesiredService>) {
+        let Some(ServiceValue { slot, generation, .. }) = value else { return };
+        match service.and_then(|service| self.sets.get(&service.backends)) {
+            Some((known, _)) => self.backends.insert(*slot, *generation, Arc::clone(&known.resolution)),
+            None => self.backends.remove(*slot),
+        }
+    }
+
+    /// Returns the backends of each Service port.
+    pub(super) fn service_backends(&self) -> &ServiceBackends {
+        &self.backends
     }
 
     fn release(&mut self, set: &EndpointSet) {
@@ -164,13 +192,14 @@ impl ReachedState {
         nodes: &BTreeMap<&NodeName, u32>,
         exact: bool,
     ) -> Option<Vec<ClaimChange<'a>>> {
-        let usable = exact && self.full && self.choice == desired.unreachable && self.is_of(&desired.local, nodes);
+        let usable = exact && self.full && self.choice == desired.unreachable && self.is_of(desired, nodes);
         usable.then(|| changes(&self.services, &desired.services).collect())
     }
 
-    /// Whether the resolutions are of these nodes.
-    pub(super) fn is_of(&self, local: &NodeName, nodes: &BTreeMap<&NodeName, u32>) -> bool {
-        self.local.as_ref() == Some(local)
+    /// Whether the resolutions are of these nodes and this hashing.
+    pub(super) fn is_of(&self, desired: &Desired, nodes: &BTreeMap<&NodeName, u32>) -> bool {
+        self.local.as_ref() == Some(&desired.local)
+            && self.hashing == desired.hashing
             && self.nodes.len() == nodes.len()
             && self.nodes.iter().zip(nodes).all(|((a, i), (b, j))| a == *b && i == j)
     }
@@ -192,7 +221,7 @@ impl ReachedState {
         let mut left = BTreeMap::new();
         for (set, gone) in claims {
             let Some((known, _)) = self.sets.get(set).filter(|(_, claims)| *claims == gone) else { continue };
-            let Resolution { draining, failing, stopping, .. } = &known.resolution;
+            let Resolution { draining, failing, stopping, .. } = &*known.resolution;
             let mut less = |index: &u32, field: fn(&mut UseCounts) -> &mut u32| {
                 let uses = field(left.entry(*index).or_insert_with(|| self.uses(*index)));
                 *uses = uses.saturating_sub(1);
@@ -210,7 +239,7 @@ impl ReachedState {
         &self.unreachable
     }
 
-    /// Whether every endpoint of every set has an index.
+    /// Whether every endpoint of every set has an index, and every table a range.
     #[cfg(test)]
     pub(super) fn is_complete(&self) -> bool {
         self.full && self.sets.values().all(|(known, _)| known.complete)
@@ -224,8 +253,8 @@ impl ReachedState {
 
 /// Counts a set in or out.
 fn count(uses: &mut Vec<UseCounts>, known: &PlacedSet, change: impl Fn(&mut u32)) {
-    let Resolution { all, local, draining, failing, stopping, .. } = &known.resolution;
-    let length = all.iter().chain(&**local).chain(&**draining).max().map_or(0, |last| *last as usize + 1);
+    let Resolution { draining, failing, stopping, .. } = &*known.resolution;
+    let length = known.resolution.all().max().map_or(0, |last| *last as usize + 1);
     uses.resize(uses.len().max(length), UseCounts::default());
     known.resolution.ready().for_each(|index| change(&mut uses[*index as usize].ready));
     draining.iter().for_each(|index| change(&mut uses[*index as usize].draining));

@@ -6,7 +6,8 @@ use std::{
 };
 
 use vipmux_common::abi::{
-    SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS,
+    SERVICE_DIRECT, SERVICE_HASHES_VIP, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue,
+    VIP_ALL_PORTS,
 };
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     capacity::{CapacityMap, CapacityRefusal, Shortage, Subject},
     error::PlanError,
     index_pool::Vacancies,
-    mirror::{MapMirror, Slot},
+    mirror::{MapMirror, Slot, service_key},
     observed::Observed,
     reachability::{is_left_to_the_stack, is_out_of_reach},
     reached::ClaimChange,
@@ -73,7 +74,7 @@ impl ServiceSteps {
         for (claim, service) in wanted {
             match vips.get(&claim.vip).ok_or(PlanError::UnknownVip { claim: *claim })? {
                 Ok(vip) => {
-                    let key = key(*vip, claim);
+                    let key = service_key(*vip, claim);
                     let current = maps.services.get(&key);
                     if current.is_some() { &mut held } else { &mut new }.push((claim, service, key, current));
                 }
@@ -92,10 +93,6 @@ impl ServiceSteps {
     }
 }
 
-fn key(vip: u32, claim: &PortClaim) -> ServiceKey {
-    ServiceKey { vip, port: u16::from(claim.port).to_be(), protocol: claim.protocol.number(), padding: 0 }
-}
-
 fn refusal(claim: &PortClaim, shortage: Shortage) -> CapacityRefusal {
     CapacityRefusal { subject: Subject::Claim(*claim), shortage }
 }
@@ -103,7 +100,7 @@ fn refusal(claim: &PortClaim, shortage: Shortage) -> CapacityRefusal {
 /// Returns the entries of `SERVICES` of the differing claims, with their slots.
 fn scope(changes: &[ClaimChange<'_>], maps: &MapMirror) -> BTreeMap<ServiceKey, u32> {
     let entry = |claim: &PortClaim| {
-        let key = key(maps.vips.get(&claim.vip.address().into())?.id, claim);
+        let key = maps.service_key(claim)?;
         Some((key, maps.services.get(&key)?.slot))
     };
     changes.iter().filter_map(|(claim, _)| entry(claim)).collect()
@@ -257,7 +254,9 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             table_length: tables.all.length,
             local_table: tables.local.offset,
             local_length: tables.local.length,
-            flags: flags | if tables.spare { SERVICE_SPARE } else { 0 },
+            flags: flags
+                | if tables.spare { SERVICE_SPARE } else { 0 }
+                | if self.planner.hashing().covers_vip() { SERVICE_HASHES_VIP } else { 0 },
             affinity: self.jiffies(treatment.affinity),
         })
     }

@@ -13,7 +13,7 @@ use crate::{Capacities, MapEntries, REST, Step, mirror::put};
 use vipmux_model::{
     NodeName, PortClaim, PortNumber, ServiceName,
     desired::{Desired, DesiredBackend, DesiredService, Readiness, Unreachable},
-    hashing::{self, Endpoint},
+    hashing::Endpoint,
 };
 
 /// The result of a packet.
@@ -281,6 +281,7 @@ impl Kernel {
             return (Answer::NoBackend(owner), None);
         }
         let length = range.end - range.start;
+        let hash = flow_hash(hash, value.flags & abi::SERVICE_HASHES_VIP != 0);
         let index = self.arena[&(range.start + hash::slot(hash, length))];
         let flow = (vip.id, (value.slot, value.generation), (index, self.entries.config.next_generation - 1));
         (Answer::To(owner, self.target(index)), Some(flow))
@@ -329,6 +330,11 @@ impl Kernel {
     }
 }
 
+/// Returns the hash of a packet: another one if it covers the VIP's address.
+fn flow_hash(hash: u32, covers_vip: bool) -> u32 {
+    if covers_vip { hash::next(hash) } else { hash }
+}
+
 /// Returns the answers that a desired state allows, by claim, hash and table.
 pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: Table) -> Answer {
     if !desired.vips.contains_key(&claim.vip) {
@@ -358,10 +364,11 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
         }
     }
     let backends: Vec<_> = eligible.values().collect();
-    let slots = hashing::table(eligible.keys().copied().zip(0..));
+    let slots = desired.hashing.table(eligible.keys().copied().zip(0..));
     let Some(length) = u32::try_from(slots.len()).ok().filter(|length| *length > 0) else {
         return Answer::NoBackend(service.owner.clone());
     };
+    let hash = flow_hash(hash, desired.hashing.covers_vip());
     let backend = backends[slots[hash::slot(hash, length) as usize] as usize];
     let target = target(backend);
     Answer::To(service.owner.clone(), target)

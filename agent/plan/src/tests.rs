@@ -1,6 +1,7 @@
 //! Tests the order of steps, and particular cases.
 
 mod draining;
+mod hashing;
 mod shortage;
 pub(super) mod treatment;
 
@@ -17,9 +18,12 @@ use crate::{
     Capacities, MapEntries, Observed, Plan, PlanError, REST, Step, plan,
     simulation::{HZ, Kernel},
 };
-use vipmux_model::desired::{
-    Desired, DesiredBackend, DesiredNode, DesiredPath, DesiredService, DesiredVip, Reach, Readiness, Treatment,
-    Unreachable,
+use vipmux_model::{
+    desired::{
+        Desired, DesiredBackend, DesiredNode, DesiredPath, DesiredService, DesiredVip, Reach, Readiness, Treatment,
+        Unreachable,
+    },
+    hashing::Hashing,
 };
 use vipmux_testing::names::{node_name, service_name, tcp_claim, vip};
 
@@ -50,6 +54,7 @@ pub(super) fn desired() -> Desired {
         vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: None, segment: 0, epoch: 1 })].into(),
         services: imbl::OrdMap::new(),
         unreachable: Unreachable::Refuse,
+        hashing: Hashing::First,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Runs `vipmux explain`.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -14,14 +15,17 @@ use crate::{
     dry_run::{self, InputError, ManifestAllocation},
     explain::{ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails, UnknownTarget},
     inspect::{
-        InspectError, backends::Backends, clock::Clock, neighbors::NeighborList, objects::PinnedPrograms,
-        services::Services, vips::Vips,
+        InspectError, backends::Backends, clock::Clock, neighbors::NeighborList, services::Services, vips::Vips,
     },
     output::{self, Format, table::Color},
 };
-use vipmux_datapath::bpf::{
-    maps::{Maps, MapsError},
-    pins::{DEFAULT_PIN_PATH, LinkKind, Pins},
+use vipmux_datapath::{
+    bpf::{
+        maps::{Maps, MapsError},
+        pinned::PinnedObjects,
+        pins::{DEFAULT_PIN_PATH, LinkKind, Pins},
+    },
+    link::interface_name,
 };
 use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
@@ -142,14 +146,24 @@ fn kernel(pin_path: &Path) -> Result<Result<KernelState, String>, InspectError> 
     };
     let clock = Clock::now(maps.read_config()?.hz)?;
     let Vips { fence, vips } = Vips::read(&maps, &clock)?;
-    let programs = PinnedPrograms::read(&pins, &maps)?.programs.into_iter();
-    let xdp = programs.filter(|program| program.name == LinkKind::Xdp.program());
+    let attached = attached(&pins, &maps)?;
     Ok(Ok(KernelState {
         fence,
         vips,
         services: Services::read(&maps, &clock)?.services,
         backends: Backends::read(&maps)?.backends,
         neighbors: NeighborList::read(&maps)?.neighbors,
-        attached: xdp.flat_map(|program| program.attached).map(|attached| attached.interface).collect(),
+        attached,
     }))
+}
+
+/// Returns the names of the interfaces of all ports where the XDP program is attached: to a bond or to its
+/// cards.
+fn attached(pins: &Pins, maps: &Maps) -> Result<BTreeSet<String>, InspectError> {
+    let interfaces = maps.read_interfaces()?;
+    let links = PinnedObjects::read_links(pins).unwrap_or_default();
+    let places = links.keys().filter(|(kind, _)| *kind == LinkKind::Xdp);
+    let bits = places.filter_map(|(_, ifindex)| interfaces.get(ifindex)).fold(0, |bits, place| bits | place.bit);
+    let of_ports = interfaces.iter().filter(|(_, interface)| interface.bit & bits != 0);
+    Ok(of_ports.map(|(ifindex, _)| interface_name(*ifindex)).collect())
 }

@@ -287,6 +287,16 @@ fn the_first_broken_step_of_the_kernels_half_is_found() {
 }
 
 #[test]
+fn a_leader_in_whose_name_the_network_answers_is_found() {
+    let (details, mut held) = (of_agent(&objects(), "shop/web"), held());
+    silent(&mut held, led(Some("n2"), Role::Following, Some((Why::Answered, Some("n2")))));
+    assert_eq!(broken(details.clone(), held.clone()), Some(StepKind::Led));
+    let shown = shown("shop/web", Ok(details), &Ok(held));
+    assert!(shown.contains("n2 is not heard, and something on the LAN answers for the address"), "{shown}");
+    assert!(shown.contains("proxy ARP"), "{shown}");
+}
+
+#[test]
 fn backends_on_a_node_that_does_not_answer_are_counted() {
     let (objects, mut held) = (objects(), held());
     add_silent_node(&mut held);

@@ -10,8 +10,8 @@ use std::{
 
 use serde::{Serialize, Serializer};
 use vipmux_common::abi::{
-    BACKEND_LOCAL, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET,
-    FlowRecord, Node, NodeLabel, SERVICE_DIRECT, ServiceState,
+    BACKEND_LOCAL, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_RESET, FLOW_UNPROVEN,
+    FlowRecord, Node, NodeLabel, SERVICE_DIRECT, ServiceState, UDP,
 };
 
 use super::{
@@ -47,7 +47,7 @@ struct FlowBackend<'names> {
 enum Phase {
     /// The client has sent nothing but SYNs.
     HalfOpen,
-    /// The client has sent one packet.
+    /// Not both sides have spoken in another way: the backend here has sent nothing, or the client one packet.
     Unconfirmed,
     /// None of the others.
     Open,
@@ -62,15 +62,16 @@ enum Phase {
 impl Phase {
     fn of(flow: &FlowRecord) -> Self {
         let has = |flags| u32::from(flow.flags) & flags == flags;
-        if has(FLOW_RESET) {
+        let is_datagrams = flow.protocol == UDP;
+        if has(FLOW_RESET) && !is_datagrams {
             Self::Reset
         } else if has(FLOW_CLIENT_FIN | FLOW_BACKEND_FIN) {
             Self::Closed
         } else if has(FLOW_CLIENT_FIN) {
             Self::ClientFin
-        } else if has(FLOW_HALF_OPEN) {
+        } else if has(FLOW_HALF_OPEN) && !is_datagrams {
             Self::HalfOpen
-        } else if has(FLOW_NEW) {
+        } else if u32::from(flow.flags) & FLOW_UNPROVEN != 0 {
             Self::Unconfirmed
         } else {
             Self::Open

@@ -22,6 +22,8 @@ pub enum Stale {
     OwnerChanged,
     /// The backend is not ready, and the flow is one of datagrams.
     BackendStopping,
+    /// The Service does not have the backend any more, and the flow is one of datagrams.
+    BackendLeft,
     /// The client sent no packet for longer than the idle timeout of the Service or the protocol.
     Idle,
 }
@@ -32,6 +34,7 @@ impl fmt::Display for Stale {
             Self::BackendGone => "backend gone",
             Self::OwnerChanged => "owner changed",
             Self::BackendStopping => "backend not ready",
+            Self::BackendLeft => "backend left the Service",
             Self::Idle => "idle",
         })
     }
@@ -40,8 +43,9 @@ impl fmt::Display for Stale {
 /// Why a new connection (a SYN) does not keep a record's backend, although other packets do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reopened {
-    /// The client sent FIN, or either side RST.
-    Closed,
+    /// The client sent FIN, or either side RST, and the backend closed too, or its Service does not have it any
+    /// more, or that is long ago.
+    Over,
     /// The backend takes no new flows.
     Draining,
 }
@@ -49,7 +53,7 @@ pub enum Reopened {
 impl fmt::Display for Reopened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Closed => "the connection is closed",
+            Self::Over => "the connection is over",
             Self::Draining => "its backend takes no new flows",
         })
     }
@@ -93,6 +97,8 @@ pub fn stale(
         Some(Stale::BackendGone)
     } else if !vouched && flow.protocol == Protocol::Udp.number() && backend.is_some_and(is_stopping) {
         Some(Stale::BackendStopping)
+    } else if flow.protocol == Protocol::Udp.number() && u32::from(flow.flags) & FLOW_RESET != 0 {
+        Some(Stale::BackendLeft)
     } else {
         is_idle(config, flow, state.idle, clock).then_some(Stale::Idle)
     }
@@ -103,9 +109,12 @@ fn is_stopping(backend: &Backend) -> bool {
 }
 
 /// Returns why a SYN would not keep the record's backend.
-pub fn reopened(flow: &FlowRecord, backend: &Backend) -> Option<Reopened> {
-    if u32::from(flow.flags) & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 {
-        Some(Reopened::Closed)
+pub fn reopened(flow: &FlowRecord, backend: &Backend, config: &Config, clock: &Clock) -> Option<Reopened> {
+    const CLIENT: u32 = FLOW_CLIENT_FIN | FLOW_RESET | FLOW_DIRECT;
+    let flags = u32::from(flow.flags);
+    let is_long_ago = || clock.ticks_since(clock.full(flow.seen)) > u64::from(config.closed_linger);
+    if flags & CLIENT != 0 && (flags & FLOW_BACKEND_FIN != 0 || is_long_ago()) {
+        Some(Reopened::Over)
     } else {
         (backend.flags & BACKEND_READY == 0).then_some(Reopened::Draining)
     }

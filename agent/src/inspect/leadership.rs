@@ -83,6 +83,8 @@ impl VipLeadership {
             Ok(Why::Down) => format!("{other} was down"),
             Ok(Why::Handed) => format!("{other} handed it over"),
             Ok(Why::Silent) => format!("{other} was not heard of"),
+            Ok(Why::Answered) => format!("{other} is not heard, and something on the LAN answers for the address"),
+            Ok(Why::Lapsed) => format!("{other} was alive and stopped answering"),
             Ok(Why::Unwritten) => "no Lease could be read".to_owned(),
             Err(code) => format!("reason {code}"),
         })

@@ -59,7 +59,7 @@ pub struct ServiceView {
     pub claim: Claim,
     /// Its slot in the arrays.
     pub slot: u32,
-    /// The length of its Maglev table; 0 without a ready backend.
+    /// The length of its table; 0 without a ready backend.
     pub table_length: u32,
     /// Backends that take new flows.
     pub ready: usize,

@@ -14,7 +14,7 @@ use vipmux_datapath::{
         maps::{Maps, MapsError},
         refusals::Refusal,
     },
-    link::interface_name,
+    link::{Ethtool, interface_name},
 };
 
 /// One counter, summed over the CPUs.
@@ -39,27 +39,37 @@ pub struct Stats {
     pub refused: Vec<RefusedFrames>,
 }
 
-/// Frames that the kernel refused for one reason.
+/// Frames that the kernel refused, or a driver lost, for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefusedFrames {
-    /// Where they came in, by name.
+    /// Where they came in, by name. Of a driver: its interface.
     pub interface: String,
-    /// The verdict: `redirect`, `tx`, `aborted`, `other`.
+    /// The verdict: `redirect`, `tx`, `aborted`, `other`. `driver`: a driver lost them later, and counted them
+    /// itself.
     pub action: &'static str,
-    /// The kernel's error, as in errno(3); empty: it names none.
+    /// The kernel's error, as in errno(3); empty: it names none. Of a driver: the name of its counter.
     pub error: String,
     /// Their number.
     pub frames: u64,
 }
 
-/// Returns the numbers of refused frames, by interface and reason.
+/// Returns the numbers of frames that the kernel refused and that drivers lost, by interface and reason.
 pub(crate) fn refused_frames(maps: &Maps) -> Result<Vec<RefusedFrames>, MapsError> {
     let refusals = maps.read_refusals()?.into_iter();
     let refused = refusals.map(|(key, frames)| {
         let interface = interface_name(key.ifindex);
         RefusedFrames { interface, action: Refusal(key).action(), error: Refusal(key).error(), frames }
     });
-    Ok(refused.collect())
+    let ports = maps.read_interfaces()?.into_iter().filter(|(_, interface)| interface.bit != 0);
+    Ok(refused.chain(ports.flat_map(|(ifindex, _)| lost_frames(&interface_name(ifindex)))).collect())
+}
+
+/// Returns the numbers of frames that an interface's driver lost after the program's verdict. Empty as well if
+/// the driver has no counters.
+fn lost_frames(interface: &str) -> Vec<RefusedFrames> {
+    let lost = Ethtool::open().and_then(|ethtool| ethtool.lost_by_xdp(interface)).unwrap_or_default().into_iter();
+    lost.map(|(error, frames)| RefusedFrames { interface: interface.to_owned(), action: "driver", error, frames })
+        .collect()
 }
 
 fn counters<T: Copy>(counts: Vec<(T, Count)>, name: impl Fn(T) -> &'static str, all: bool) -> Vec<Counter> {

@@ -104,7 +104,7 @@ VIP         PORT      SERVICE     READY  LOCAL  PACKETS  BYTES  FLOWS
     assert_eq!(
         *web,
         json!({"vip": "192.0.2.10", "port": 80, "protocol": "TCP", "namespace": "shop", "name": "web", "slot": 0,
-               "table_length": 251, "ready": 2, "local": 1, "packets": 10, "bytes": 1000, "flows": 3, "kernel": false,
+               "table_length": 250, "ready": 2, "local": 1, "packets": 10, "bytes": 1000, "flows": 3, "kernel": false,
                "direct": false, "affinity_s": null, "idle_s": null, "source_ranges": null})
     );
 }
@@ -274,7 +274,7 @@ STEP     FINDING
 vip      192.0.2.10 is announced on lo
 flow     no record
 service  dns/dns claims port 53/UDP
-table    slot 221 of 251: backend 1
+table    slot 83 of 250: backend 1
 backend  1 is 10.0.1.1:8080 on node-b
 node     its program is attached, its MAC is 02:00:00:00:00:0b; a packet with a TTL of 1 would be dropped
 verdict  handed over for 10.0.1.1:8080 on node-b: 0e:76:6d:00:00:0a to 02:00:00:00:00:0b by lo

@@ -103,7 +103,7 @@ impl Default for Meters {
 impl ElectionMeters {
     /// Initializes known label values to 0: otherwise the first change of each would not be seen.
     fn initialize(&self) {
-        for why in ["first", "resumed", "down", "handed", "silent", "unwritten"] {
+        for why in ["first", "resumed", "down", "handed", "silent", "unwritten", "lapsed"] {
             drop(self.gained.get_or_create(&[("why", why)]));
         }
         for why in [
@@ -244,6 +244,7 @@ impl Meters {
             Why::Handed(_) => "handed",
             Why::Silent(_) => "silent",
             Why::Unwritten => "unwritten",
+            Why::Lapsed(_) => "lapsed",
             // No leadership of this node: only peers have reasons that it does not know.
             Why::Other => return,
         };

@@ -18,6 +18,7 @@ use vipmux_model::{
     NodeName, PortClaim, Vip,
     advertisement::Interfaces as Allowed,
     desired::{Desired, DesiredNode, DesiredPath, DesiredVip, Reach, Unreachable},
+    hashing::Hashing,
 };
 use vipmux_plan::Observed;
 
@@ -32,6 +33,7 @@ pub(super) struct DesiredInputs<'a> {
     /// This node.
     pub(super) node: &'a NodeName,
     pub(super) unreachable: Unreachable,
+    pub(super) hashing: Hashing,
     pub(super) state: &'a ServingState,
     pub(super) links: &'a Links,
     pub(super) neighbors: &'a ResolvedNeighbors,
@@ -59,7 +61,8 @@ impl DesiredInputs<'_> {
         };
         let speakers = self.peer_macs.iter().flat_map(of_node).collect();
         let (local, handover_macs) = (self.node.clone(), Arc::clone(self.handover_macs));
-        Desired { local, nodes, speakers, handover_macs, vips, services, unreachable: self.unreachable }
+        let (unreachable, hashing) = (self.unreachable, self.hashing);
+        Desired { local, nodes, speakers, handover_macs, vips, services, unreachable, hashing }
     }
 
     fn vips(&self, warnings: &mut Warnings) -> BTreeMap<Vip, DesiredVip> {
@@ -107,7 +110,8 @@ impl DesiredInputs<'_> {
                  announces on none of these (--interface)"
             ));
         }
-        if let Some(loss) = self.interfaces.loss(self.links).filter(|_| self.interfaces.loses(place.0)) {
+        if let Some(loss) = self.interfaces.loss(self.links).filter(|_| self.interfaces.loses(place.0, place.1.into()))
+        {
             warnings.add(format!("VIP {vip} is not announced on this node: {loss}"));
         }
         if self.interfaces.is_cut(place.0, place.1.into()) {

@@ -19,7 +19,7 @@ use tokio::{
 use vipmux_common::abi::Mac;
 
 use super::{
-    gossip_task::{GossipTask, HUNG, Shared},
+    gossip_task::{GossipTask, Shared},
     kernel::{HeardAnnouncement, Kernel, KernelError, boottime},
     key_conflict::KeyConflict,
     leadership_faults::missing,
@@ -34,9 +34,14 @@ use vipmux_election::{
 };
 use vipmux_model::{NodeName, Vip};
 
+/// The time for a farewell, besides `--lease`.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// The election of this node, and all that carries out its commands.
 pub(super) struct Elector {
     local: NodeName,
+    /// `--lease`.
+    lease: Duration,
     election: Election,
     shared: Arc<Shared>,
     gossip: JoinHandle<()>,
@@ -77,7 +82,7 @@ impl Elector {
         let _ = membership.publish(membership::Item::Agent(peer_versions::own_info(lease)), now);
         let (addresses, known) = watch::channel(Addresses::new());
         let (gossip, payloads) = Gossip::start(gossip, known)?;
-        let shared = Arc::new(Shared::new(membership, now));
+        let shared = Arc::new(Shared::new(membership));
         let counters = Arc::clone(gossip.counters());
         // Leases that all nodes share have one leader anyway.
         let yields = matches!(leases, ConfiguredStore::Directory(_));
@@ -97,6 +102,7 @@ impl Elector {
         let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
         let elector = Self {
             local,
+            lease,
             election,
             shared,
             gossip,
@@ -154,7 +160,7 @@ impl Elector {
     /// fence deadline.
     pub(super) fn heartbeat(&mut self, kernel: &mut Kernel, carrier: bool) -> Result<Vec<Command>, KernelError> {
         let now = boottime()?;
-        self.shared.note_heartbeat(now);
+        self.shared.lock().note_event_loop(self.lease, now);
         if !self.keys.is_quiet() {
             let members = self.members();
             self.pending.extend(self.keys.update(&members, now).map(Input::Outranked));
@@ -282,7 +288,10 @@ impl Elector {
             Command::Lead { vip, epoch, .. } => kernel.lead(*vip, *epoch)?,
             Command::Assure { vip, assured } => kernel.assure(*vip, *assured)?,
             Command::Ask(name) => membership.ask(name, now),
-            Command::Extend(deadline) => kernel.extend(*deadline)?,
+            Command::Extend(deadline) => {
+                kernel.extend(*deadline)?;
+                membership.note_deadline(*deadline, now);
+            }
             Command::Heartbeat => membership.send_heartbeats(now),
             Command::DiscardEvidence => membership.discard_evidence(now),
             Command::Send { to, message } => membership.send_message(to, *message),
@@ -475,14 +484,14 @@ impl Elector {
         let Ok(now) = boottime() else { return };
         self.shared.lock().leave(now);
         self.shared.outgoing.notify_one();
-        // After HUNG the gossip task sends nothing any more.
+        // After that the gossip task sends nothing any more, since the event loop has ended.
         let sent = async {
             while let Some(next) = self.shared.next() {
                 let Ok(now) = boottime() else { return };
                 sleep(next.saturating_sub(now) + Duration::from_millis(1)).await;
             }
         };
-        let _ = timeout(HUNG, sent).await;
+        let _ = timeout(self.lease + FAREWELL, sent).await;
         // The last datagrams are still with the task of the sockets.
         sleep(Duration::from_millis(5)).await;
     }

@@ -1,14 +1,11 @@
 //! Runs the membership's state machine on the gossip, beside the event loop.
 //!
 //! A task of its own answers the peers, so that a long read of the manifests does not look like a
-//! failure of the node. It falls silent if the event loop had no heartbeat for [`HUNG`], since an
-//! agent that is stuck must not seem alive.
+//! failure of the node. It falls silent if the event loop hangs
+//! ([`Membership::is_hung`]), since an agent that is stuck must not seem alive.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -18,37 +15,26 @@ use tokio::{
     time::sleep,
 };
 
-use super::kernel::{boottime, nanoseconds};
+use super::kernel::boottime;
 #[cfg(debug_assertions)]
 use super::peer_versions;
 use crate::gossip::{Count, DatagramWarnings, Gossip, Incoming};
 use vipmux_election::membership::{Malformed, Membership};
 use vipmux_model::NodeName;
 
-/// The time without a heartbeat of the event loop after which gossip falls silent.
-pub(super) const HUNG: Duration = Duration::from_secs(1);
+/// The longest time between two looks, also while nothing is due.
+const REST: Duration = Duration::from_secs(1);
 
 /// The state that the event loop and the gossip task share.
 pub(super) struct Shared {
     membership: Mutex<Membership>,
     /// Notified when there is something in the outbox.
     pub(super) outgoing: Notify,
-    /// `CLOCK_BOOTTIME` of the event loop's last heartbeat, nanoseconds.
-    heartbeat: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(membership: Membership, now: Duration) -> Self {
-        Self {
-            membership: Mutex::new(membership),
-            outgoing: Notify::new(),
-            heartbeat: AtomicU64::new(nanoseconds(now)),
-        }
-    }
-
-    /// Notes a heartbeat of the event loop.
-    pub(super) fn note_heartbeat(&self, now: Duration) {
-        self.heartbeat.store(nanoseconds(now), Ordering::Relaxed);
+    pub(super) fn new(membership: Membership) -> Self {
+        Self { membership: Mutex::new(membership), outgoing: Notify::new() }
     }
 
     /// A task that panicked while it held the lock left a state machine that may be inconsistent,
@@ -89,10 +75,9 @@ impl GossipTask {
                 () = self.shared.outgoing.notified() => {}
             }
             let Ok(now) = boottime() else { return };
-            let heartbeat = Duration::from_nanos(self.shared.heartbeat.load(Ordering::Relaxed));
-            let hung = now.saturating_sub(heartbeat) > HUNG;
-            let (outbox, has_events) = {
+            let (outbox, has_events, hung) = {
                 let mut membership = self.shared.lock();
+                let hung = membership.is_hung(now);
                 if hung {
                     batch.clear();
                 } else {
@@ -103,7 +88,7 @@ impl GossipTask {
                     }
                     membership.turn(now);
                 }
-                (membership.take_outbox(), membership.has_events())
+                (membership.take_outbox(), membership.has_events(), hung)
             };
             if !outbox.is_empty() && !hung {
                 #[cfg(debug_assertions)]
@@ -120,7 +105,7 @@ impl GossipTask {
         let next = self.shared.next();
         let wait = next.and_then(|next| Some(next.saturating_sub(boottime().ok()?)));
         // While the event loop hangs nothing is done, also if it is due.
-        wait.unwrap_or(HUNG).clamp(Duration::from_millis(1), HUNG)
+        wait.unwrap_or(REST).clamp(Duration::from_millis(1), REST)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Chooses the interfaces that VIPs are announced on, and follows their carriers and MACs.
 
 mod port;
+mod tags;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,6 +11,7 @@ use std::{
 use vipmux_common::abi::{INTERFACE_BYPASSED, Mac, capacity};
 
 pub(super) use self::port::Attached;
+use self::tags::TagContests;
 use super::{AgentError, kernel::Kernel, warnings::Warnings};
 use vipmux_datapath::{
     bpf::{
@@ -58,6 +60,7 @@ pub(super) struct AttachedInterfaces {
     /// There are backends with direct server return.
     direct: bool,
     ethtool: Ethtool,
+    tags: TagContests,
     /// The ports in native mode whose frames are not known to arrive.
     silent: BTreeMap<u32, Delivery>,
     /// The ports whose frames bypass the program.
@@ -86,6 +89,7 @@ impl AttachedInterfaces {
             inlets: BTreeMap::new(),
             direct: false,
             ethtool,
+            tags: TagContests::default(),
             silent: BTreeMap::new(),
             bypassed: BTreeSet::new(),
             never_native: BTreeSet::new(),
@@ -115,15 +119,17 @@ impl AttachedInterfaces {
 
     /// Returns where the programs are attached.
     pub(super) fn linked(&self) -> BTreeSet<(LinkKind, u32)> {
-        let attached = self.attached.keys().map(|port| (LinkKind::Xdp, *port));
+        let places = self.attached.iter().flat_map(|(port, attached)| attached.places(*port));
+        let attached = places.map(|place| (LinkKind::Xdp, place));
         let outlets = self.outlets.iter().map(|outlet| (LinkKind::Egress, *outlet));
         let inlets = self.inlets.iter().filter(|(_, attached)| **attached);
         attached.chain(outlets).chain(inlets.map(|(inlet, _)| (LinkKind::Ingress, *inlet))).collect()
     }
 
-    /// Forgets an interface, so that the programs are attached to it again.
+    /// Forgets an interface, so that the programs are attached to it again, and to the bond whose card it
+    /// is.
     pub(super) fn unlink(&mut self, ifindex: u32) {
-        self.attached.remove(&ifindex);
+        self.attached.retain(|port, attached| *port != ifindex && !attached.places(*port).contains(&ifindex));
         self.outlets.remove(&ifindex);
         self.inlets.remove(&ifindex);
     }
@@ -178,8 +184,8 @@ impl AttachedInterfaces {
     /// Returns whether a segment has a carrier and a path to others, and the program runs and its frames arrive
     /// there, at a port with one of these bits.
     fn sends(&self, segment: &Segment, bits: u32) -> bool {
-        let is_heard =
-            |port: &u32| !self.silent.contains_key(port) && !self.bypassed.contains(port) && self.has(*port, bits);
+        let is_dark = |port: &u32| self.silent.contains_key(port) || self.is_dark(*port, segment.vlan.into());
+        let is_heard = |port: &u32| self.has(*port, bits) && !is_dark(port);
         segment.carrier && !self.cut.contains(&segment.ifindex) && segment.ports.iter().any(is_heard)
     }
 
@@ -195,11 +201,16 @@ impl AttachedInterfaces {
         native.flat_map(|attached| links.veths_of(&attached.port)).map(|veth| veth.ifindex).collect()
     }
 
-    /// Returns whether this node gives no answers on all ports with one of these bits: the frames of
-    /// the programs are lost, or no program runs.
-    pub(super) fn loses(&self, bits: u32) -> bool {
+    /// Returns whether no program sees the frames of a VLAN at a port.
+    fn is_dark(&self, port: u32, vlan: u32) -> bool {
+        self.bypassed.contains(&port) || vlan != 0 && self.loses_tags(port)
+    }
+
+    /// Returns whether this node gives no answers in a VLAN on all ports with one of these bits: the frames of
+    /// the programs are lost, or no program sees those for it.
+    pub(super) fn loses(&self, bits: u32, vlan: u32) -> bool {
         let mut ports = self.attached.keys().filter(|port| self.has(**port, bits)).peekable();
-        let is_lost = |port: &u32| self.bypassed.contains(port) || self.silent.get(port) == Some(&Delivery::Lost);
+        let is_lost = |port: &u32| self.is_dark(*port, vlan) || self.silent.get(port) == Some(&Delivery::Lost);
         ports.peek().is_some() && ports.all(is_lost)
     }
 
@@ -221,21 +232,21 @@ impl AttachedInterfaces {
                  driver is the cause (--xdp-mode auto)"
             )
         });
-        lossy.into_iter().chain(bypassed).reduce(|lossy, bypassed| format!("{lossy}; {bypassed}"))
+        let tags = names(&mut self.lost_tags()).map(|names| {
+            format!(
+                "VLAN tags are taken out of frames on {names}, since another component keeps turning rx-vlan-offload \
+                 on: let it leave that off"
+            )
+        });
+        let all: Vec<_> = lossy.into_iter().chain(bypassed).chain(tags).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// Returns the interfaces where the program of each port runs: itself, or the cards that a bond
     /// uses.
     pub(super) fn entrances(&self) -> BTreeMap<u32, BTreeSet<u32>> {
-        let of_port = |(ifindex, Attached { port, generic, .. }): (&u32, &Attached)| {
-            let mut used = &port.receivers - &port.backups;
-            if *generic {
-                used = [*ifindex].into();
-            } else if port.receivers.len() > 1 {
-                used.remove(ifindex);
-            }
-            (*ifindex, used)
-        };
+        let of_port =
+            |(ifindex, Attached { port, .. }): (&u32, &Attached)| (*ifindex, &port.cards(*ifindex) - &port.backups);
         self.attached.iter().map(of_port).collect()
     }
 
@@ -333,6 +344,8 @@ impl AttachedInterfaces {
         let segments = usable;
         let changes = self.replace_segments(segments);
         self.has_internal_ip_elsewhere = own.and_then(<[_]>::first).is_some_and(|own| !self.has_address(links, *own));
+        self.follow_checksums(kernel, links)?;
+        self.defend_tags(kernel, links, warnings)?;
         self.update_silent(links);
         self.note_shared_subnets(links);
         self.loss(links).into_iter().for_each(|loss| warnings.add(loss));

@@ -251,13 +251,14 @@ mod tests {
             generation: 1,
             heard: None,
             silent: None,
+            confirmed: None,
             answered: None,
             current: None,
             state: State::default(),
         };
         let members = [("n2", MemberStatus::Alive), ("n3", MemberStatus::Down), ("n4", MemberStatus::Left)];
         let members = members.map(|(name, status)| (node_name(name), peer(status)));
-        let peers = Peers { members: BTreeMap::from(members), evidence: None, majority: true };
+        let peers = Peers { members: BTreeMap::from(members), evidence: None, majority: true, pair: false };
         let nodes: Addresses = ["n1", "n2", "n3", "n4", "n5"].map(|name| (node_name(name), Vec::new())).into();
         assert_eq!(missing(&node_name("n1"), &nodes, &peers), ["n3", "n4", "n5"].map(node_name));
     }

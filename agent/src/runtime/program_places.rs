@@ -4,22 +4,14 @@
 //! addresses. So the self-check puts vipmux's own first again, within a budget: another component
 //! may do the same for its own.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, io, time::Instant};
 
-use super::self_check::Repair;
+use super::{repair_budget::RepairBudget, self_check::Repair};
 use crate::control::ReportedDifference;
 use vipmux_datapath::{
     bpf::{attach::Direction, pinned::PinnedObjects, place::Chain, tcx},
     link::interface_name,
 };
-
-/// Moves of one classifier within [`WINDOW`].
-const MOST_MOVES: usize = 5;
-const WINDOW: Duration = Duration::from_hours(1);
 
 /// A classifier that the agent has attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +60,10 @@ pub(super) fn place_differences(places: &Places) -> impl Iterator<Item = (Report
     })
 }
 
-/// The budget of moves.
+/// The moves to the first place.
 #[derive(Default)]
 pub(super) struct Moves {
-    recent: BTreeMap<(Direction, u32), Vec<Instant>>,
+    budget: RepairBudget<(Direction, u32)>,
     /// The classifiers that have used up their budget.
     contested: BTreeSet<(Direction, u32)>,
 }
@@ -84,7 +76,7 @@ impl Moves {
     ) -> Vec<(ReportedDifference, Repair)> {
         let (now, before) = (Instant::now(), std::mem::take(&mut self.contested));
         found.retain(|(difference, repair)| match repair {
-            Repair::Place(direction, ifindex) if !self.take((*direction, *ifindex), now) => {
+            Repair::Place(direction, ifindex) if !self.budget.take((*direction, *ifindex), now) => {
                 if self.contested.insert((*direction, *ifindex)) && !before.contains(&(*direction, *ifindex)) {
                     let (program, interface) = (direction.kind().program(), interface_name(*ifindex));
                     let others = difference.found.as_deref().unwrap_or_default();
@@ -95,32 +87,5 @@ impl Moves {
             _ => true,
         });
         found
-    }
-
-    /// Takes a move from the budget, if there is one left.
-    fn take(&mut self, classifier: (Direction, u32), now: Instant) -> bool {
-        let recent = self.recent.entry(classifier).or_default();
-        recent.retain(|at| now.duration_since(*at) < WINDOW);
-        let is_left = recent.len() < MOST_MOVES;
-        if is_left {
-            recent.push(now);
-        }
-        is_left
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_contest_ends_after_five_moves_and_goes_on_an_hour_later() {
-        let (mut moves, start) = (Moves::default(), Instant::now());
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let (eth0, eth1) = ((Direction::Egress, 2), (Direction::Egress, 3));
-        assert!((0..5).all(|check| moves.take(eth0, at(30 * check))));
-        assert!(!moves.take(eth0, at(150)) && !moves.take(eth0, at(3_599)));
-        assert!(moves.take(eth1, at(150)) && moves.take((Direction::Ingress, 2), at(150)), "each has its own");
-        assert!(moves.take(eth0, at(3_600)) && !moves.take(eth0, at(3_601)));
     }
 }

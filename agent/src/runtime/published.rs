@@ -119,7 +119,7 @@ fn own_member(elector: &Elector, draining: bool, since: u64) -> abi::Member {
 
 /// Converts this node's knowledge of a VIP. `index`: a node's index in the maps.
 fn leader(leadership: &Leadership, index: impl Fn(&NodeName) -> Option<u32>) -> abi::Leader {
-    let Leadership { role, leader, epoch, since, why } = leadership;
+    let Leadership { role, leader, epoch, since, why, answered } = leadership;
     let node = |name: &NodeName| index(name).map_or(0, |index| index + 1);
     let role = match role {
         Role::Following => abi::Role::Following,
@@ -131,6 +131,7 @@ fn leader(leadership: &Leadership, index: impl Fn(&NodeName) -> Option<u32>) -> 
         Role::Handing => abi::Role::Handing,
     };
     let (why, other) = match why {
+        _ if *answered => (abi::Why::Answered as u32, leader.as_ref()),
         None | Some(Why::Other) => (0, None),
         Some(Why::First) => (abi::Why::First as u32, None),
         Some(Why::Resumed) => (abi::Why::Resumed as u32, None),
@@ -138,6 +139,7 @@ fn leader(leadership: &Leadership, index: impl Fn(&NodeName) -> Option<u32>) -> 
         Some(Why::Handed(node)) => (abi::Why::Handed as u32, Some(node)),
         Some(Why::Silent(node)) => (abi::Why::Silent as u32, Some(node)),
         Some(Why::Unwritten) => (abi::Why::Unwritten as u32, None),
+        Some(Why::Lapsed(node)) => (abi::Why::Lapsed as u32, Some(node)),
     };
     abi::Leader {
         node: leader.as_ref().map_or(0, node),
@@ -188,11 +190,14 @@ mod tests {
             epoch: 7,
             since: Duration::from_secs(1),
             why: Some(Why::Down(node_name("unknown"))),
+            answered: false,
         };
         let published = leader(&leadership, index);
         assert_eq!((published.node, published.other, published.epoch), (5, 0, 7));
         assert_eq!((published.role, published.why), (abi::Role::Following as u32, abi::Why::Down as u32));
         assert_eq!(published.since, 1_000_000_000);
+        let answered = leader(&Leadership { answered: true, ..leadership.clone() }, index);
+        assert_eq!((answered.why, answered.node, answered.other), (abi::Why::Answered as u32, 5, 5));
         assert_eq!(leader(&Leadership { leader: None, ..leadership }, index).node, 0);
     }
 

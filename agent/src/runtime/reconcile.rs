@@ -33,8 +33,9 @@ impl Agent {
         let others = self.election.peer_addresses().iter().filter(is_node).flat_map(|(_, addresses)| addresses);
         let addresses = own.chain(others).copied().collect();
         monitor.follow_veths(self.serving.interfaces.native_veths(links));
+        monitor.follow_tags(self.serving.interfaces.cards());
         monitor.resolve(self.serving.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), addresses);
-        let desired = self.serving.desired(state, network, self.election.peers(), &mut warnings);
+        let desired = self.serving.desired(state, network, self.election.peers(), self.hashing.used(), &mut warnings);
         let nat = self.serving.prepare_nat(&desired, links, &mut warnings)?;
         let before = self.serving.kernel.announced();
         let Applied { synced, .. } = self.sync(state, &desired)?;
@@ -63,8 +64,12 @@ impl Agent {
     fn report_losses(&mut self, links: &Links, desired: &Desired) -> BTreeSet<Vip> {
         let (interfaces, node) = (&self.serving.interfaces, &self.node);
         let why = interfaces.loss(links);
-        self.telemetry.answers_lost((interfaces.lossy().count(), interfaces.bypassed()), why.clone());
-        let lost = desired.vips.iter().filter(|(_, vip)| interfaces.loses(vip.interfaces));
+        let lossy = interfaces.lossy().count() + interfaces.lost_tags().count();
+        self.telemetry.answers_lost((lossy, interfaces.bypassed()), why.clone());
+        let lost = desired
+            .vips
+            .iter()
+            .filter(|(_, vip)| interfaces.loses(vip.interfaces, vip.vlan.map_or(0, |vlan| vlan.get().into())));
         let lossy: BTreeSet<_> = lost.map(|(vip, _)| *vip).collect();
         self.announcements.report_losses(&lossy, &format!("{node}: {}", why.unwrap_or_default()));
         lossy

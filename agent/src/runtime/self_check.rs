@@ -34,6 +34,7 @@ use vipmux_datapath::{
         pinned::{PinnedLinkInfo, PinnedObjects},
         pins::{LinkKind, PinError, Pins},
     },
+    link::{Ethtool, EthtoolError, interface_name},
     snat::{IdentitySnat, SnatError},
 };
 use vipmux_plan as plan;
@@ -57,6 +58,8 @@ pub(super) enum SelfCheckError {
     Pinned(#[from] PinError),
     #[error(transparent)]
     Snat(#[from] SnatError),
+    #[error(transparent)]
+    Ethtool(#[from] EthtoolError),
     #[error("cannot list the programs on an interface")]
     Programs(#[from] io::Error),
     #[error("the check failed")]
@@ -73,6 +76,8 @@ pub(super) struct KernelSnapshot {
     maps: Option<ReadMaps>,
     snat: bool,
     places: Places,
+    /// The ports and bonds' cards with `rx-vlan-offload` on, although it can be turned off.
+    strips_tags: BTreeSet<u32>,
 }
 
 struct ReadMaps {
@@ -93,6 +98,7 @@ impl KernelSnapshot {
         pins: &Pins,
         known: &PinnedObjects,
         classifiers: &[AttachedClassifier],
+        cards: &BTreeSet<u32>,
         backends: u32,
     ) -> Result<Self, SelfCheckError> {
         let pinned = PinnedObjects::read(pins)?;
@@ -114,8 +120,18 @@ impl KernelSnapshot {
             None
         };
         let places = Places::read(classifiers, &pinned)?;
-        Ok(Self { pinned, maps, snat: IdentitySnat::open()?.exists()?, places })
+        let strips_tags = strips_tags(cards)?;
+        Ok(Self { pinned, maps, snat: IdentitySnat::open()?.exists()?, places, strips_tags })
     }
+}
+
+/// Returns which interfaces take VLAN tags out of frames although that can be turned off. One that is gone
+/// does not.
+fn strips_tags(interfaces: &BTreeSet<u32>) -> Result<BTreeSet<u32>, EthtoolError> {
+    let ethtool = Ethtool::open()?;
+    let strips = |name: &str| Ok::<_, EthtoolError>(ethtool.strips_tags(name)? && ethtool.can_change_tags(name)?);
+    let is_on = |ifindex: &u32| strips(&interface_name(*ifindex)).unwrap_or_default();
+    Ok(interfaces.iter().copied().filter(is_on).collect())
 }
 
 /// The repair of a difference.
@@ -129,6 +145,7 @@ pub(super) enum Repair {
     ProgramPin,
     Link(u32),
     Place(Direction, u32),
+    Tags(u32),
     Snat,
 }
 
@@ -180,8 +197,9 @@ impl SelfCheck {
             // agent ends, so does it.
             let kernel = &serving.kernel;
             let (pins, known, classifiers) = (kernel.pins().clone(), kernel.pinned().clone(), serving.classifiers());
-            let backends = kernel.observed().reached_backends();
-            let reading = spawn_blocking(move || KernelSnapshot::take(&pins, &known, &classifiers, backends));
+            let (cards, backends) = (serving.interfaces.cards(), kernel.observed().reached_backends());
+            let take = move || KernelSnapshot::take(&pins, &known, &classifiers, &cards, backends);
+            let reading = spawn_blocking(take);
             self.running = Some((kernel.writes(), reading));
         }
     }
@@ -257,7 +275,11 @@ impl SelfCheck {
             return Ok(false);
         }
         self.due = self.every.map(|every| Instant::now() + every);
-        let found = self.moves.without_contested(found);
+        let mut found = self.moves.without_contested(found);
+        found.retain(|(_, repair)| match repair {
+            Repair::Tags(ifindex) => serving.interfaces.may_defend_tags(*ifindex),
+            _ => true,
+        });
         for (difference, _) in found.iter().take(MOST_LINES) {
             let ReportedDifference { what, entry, wanted, found } = difference;
             tracing::warn!(what, entry, wanted, found, "repairing drift");
@@ -296,6 +318,7 @@ fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDiff
         }
     }
     found.extend(place_differences(&reading.places));
+    found.extend(reading.strips_tags.iter().map(|ifindex| tag_difference(*ifindex)));
     if !reading.snat {
         let wanted = Some("the identity-SNAT chain".to_owned());
         let difference =
@@ -317,6 +340,7 @@ fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
         Repair::ProgramPin => serving.kernel.programs.pin().map_err(KernelError::from)?,
         Repair::Link(ifindex) => serving.forget_link(*ifindex),
         Repair::Place(direction, ifindex) => serving.put_first(*direction, *ifindex),
+        Repair::Tags(ifindex) => serving.interfaces.note_drifted_tags(*ifindex),
         // The reconciliation wants the same NAT elements once more, which brings back the chain.
         Repair::Snat => {}
     }
@@ -351,6 +375,13 @@ fn pin_differences(known: &PinnedObjects, found: &PinnedObjects) -> Vec<(Reporte
         differences.push((difference, Repair::Link(ifindex)));
     }
     differences
+}
+
+/// Returns the difference of an interface whose `rx-vlan-offload` is on.
+fn tag_difference(ifindex: u32) -> (ReportedDifference, Repair) {
+    let entry = format!("rx-vlan-offload of {}", interface_name(ifindex));
+    let (wanted, found) = (Some("off".to_owned()), Some("on".to_owned()));
+    (ReportedDifference::new("setting", &entry, wanted, found), Repair::Tags(ifindex))
 }
 
 /// Returns the elements of an array that differ. Those that are not in use are zero.

@@ -16,6 +16,7 @@ use super::{
     handover_macs::HandoverMacs,
     interfaces::{AttachedInterfaces, SegmentChanges},
     kernel::{Kernel, KernelError, Synced},
+    orphaned_flows,
     pipeline::ServingState,
     program_places::AttachedClassifier,
     warnings::{Warnings, log_changes},
@@ -26,13 +27,14 @@ use vipmux_datapath::{
     error_chain::error_chain,
     link::{Links, ResolvedNeighbors, interface_name},
     reconciler::Reconciler,
-    snat::{self, DesiredTable, SnatError, TableBuilder},
+    snat::{self, DesiredTable, TableBuilder},
 };
 use vipmux_model::{
     NodeName, Vip,
     desired::{Desired, Reach, Unreachable},
+    hashing::Hashing,
 };
-use vipmux_plan::REST;
+use vipmux_plan::{REST, ServiceBackends};
 
 /// The most names of nodes in a log line.
 const MOST_NAMES: usize = 10;
@@ -65,6 +67,7 @@ pub(super) struct Serving {
     pub(super) interfaces: AttachedInterfaces,
     nat: Reconciler<DesiredTable>,
     groups: Reconciler<BTreeSet<SolicitedNodeGroup>>,
+    orphaned_flows: Reconciler<ServiceBackends>,
     nat_table: TableBuilder,
     /// The interfaces with programs attached, from the last read of the links.
     linked: BTreeSet<(LinkKind, u32)>,
@@ -85,11 +88,12 @@ impl Serving {
         handover_macs: HandoverMacs,
         kernel: Kernel,
         interfaces: AttachedInterfaces,
-    ) -> Result<Self, SnatError> {
+    ) -> Result<Self, AgentError> {
         Ok(Self {
             node,
             unreachable,
             handover_macs,
+            orphaned_flows: orphaned_flows::start_reconciler(&kernel)?,
             kernel,
             interfaces,
             nat: snat::start_reconciler()?,
@@ -141,11 +145,13 @@ impl Serving {
         state: &ServingState,
         network: &Network,
         (peer_macs, peer_addresses): (&PeerMacs, &PeerAddresses),
+        hashing: Hashing,
         warnings: &mut Warnings,
     ) -> Desired {
         let inputs = DesiredInputs {
             node: &self.node,
             unreachable: self.unreachable,
+            hashing,
             state,
             links: &network.links,
             neighbors: &network.neighbors,
@@ -200,7 +206,10 @@ impl Serving {
         if !nat.has_direct {
             self.interfaces.set_direct(&mut self.kernel, links, false, warnings)?;
         }
-        let Synced { refused, unreachable, leftovers, .. } = synced;
+        let Synced { refused, unreachable, leftovers, steps } = synced;
+        if *steps > 0 {
+            self.orphaned_flows.set_desired(self.kernel.observed().service_backends().clone());
+        }
         let retry = *leftovers || !refused.is_empty() || self.interfaces.has_refused();
         self.retry = retry.then(|| Instant::now() + REST);
         for refusal in refused {
@@ -298,7 +307,10 @@ impl Serving {
         match remedy {
             Remedy::Anew => {
                 tracing::warn!(interface, "frames bypass the XDP program, attaching it anew");
-                self.kernel.programs.detach_xdp(ifindex)?;
+                let attached = self.interfaces.attached.get(&ifindex);
+                for place in attached.into_iter().flat_map(|attached| attached.places(ifindex)) {
+                    self.kernel.programs.detach_xdp(place)?;
+                }
                 self.forget_link(ifindex);
             }
             Remedy::Generic if self.interfaces.leave_native(ifindex) => {

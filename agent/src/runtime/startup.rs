@@ -32,6 +32,7 @@ use super::{
     events::Inputs,
     gossip_keys,
     handover_macs::HandoverMacs,
+    hashing_agreement::HashingAgreement,
     interfaces::{self, AttachedInterfaces},
     kernel::{Kernel, KernelError, boottime},
     liveness::Liveness,
@@ -66,7 +67,10 @@ use vipmux_datapath::{
     link::{self, Ethtool, LinkError, Links, Monitor},
 };
 use vipmux_election as election;
-use vipmux_election::{Election, membership::sealing::SealingKeys};
+use vipmux_election::{
+    Election,
+    membership::{Item, sealing::SealingKeys},
+};
 use vipmux_model as model;
 use vipmux_model::{
     NodeName, Vip,
@@ -171,6 +175,9 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone());
     let led = kernel.answering(boottime()?)?;
     let (elector, reports) = start_elector(&options, led, leases, keys.clone(), made_key)?;
+    let hashing = HashingAgreement::new(kernel.observed().hashing(), options.election.hold_down);
+    // Before its readiness, so that no peer takes it for an agent without this item.
+    elector.publish(Item::Hashing(hashing.info()))?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
     let (meters, liveness) = (Meters::default(), Arc::<Liveness>::default());
@@ -195,6 +202,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
         self_check: SelfCheck::new(options.self_check, meters.clone()),
         cut_segments: CutSegments::default(),
         bypasses: Bypasses::default(),
+        hashing,
         telemetry: Telemetry::new(meters, liveness),
         explain_requests,
         unloaded: false,

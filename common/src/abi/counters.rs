@@ -118,9 +118,10 @@ counters! {
         EvictedInvalid = "evicted_invalid",
         /// Records given to another flow: their connection was closed.
         EvictedClosed = "evicted_closed",
-        /// Records given to another flow: their client had sent nothing but SYNs.
+        /// Records given to another flow: their client had sent nothing but SYNs, or one datagram.
         EvictedHalfOpen = "evicted_half_open",
-        /// Records given to another flow: their client had sent one packet.
+        /// Records given to another flow: not both sides had spoken in another way. The backend here had sent
+        /// nothing, or the client one packet.
         EvictedUnconfirmed = "evicted_unconfirmed",
         /// Records given to another flow: they were idle for longer than the timeout.
         EvictedIdle = "evicted_idle",

@@ -5,6 +5,9 @@ use core::mem::{align_of, offset_of, size_of};
 use super::{Address, Backend};
 use crate::flow_table::WAYS;
 
+/// IANA's protocol number of UDP, whose flows have no end.
+pub const UDP: u8 = 17;
+
 /// What tells a flow from all others of a node. Not the key of a map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,22 +26,26 @@ pub struct FlowKey {
     pub reserved: u32,
 }
 
-/// The client sent FIN.
+/// The client sent FIN. Anybody may have forged it.
 pub const FLOW_CLIENT_FIN: u32 = 1;
-/// The backend sent FIN.
+/// The backend sent FIN. Or its Service does not have it any more ([`FlowRecord::orphan_flag`]).
 pub const FLOW_BACKEND_FIN: u32 = 2;
-/// Either side sent RST. Cleared by the client's next packet, so a forged RST does no lasting harm.
+/// Either side sent RST. Cleared by the client's next packet, so a forged RST does no lasting harm. Of datagrams:
+/// the Service does not have the backend any more ([`FlowRecord::orphan_flag`]).
 pub const FLOW_RESET: u32 = 4;
 /// [`FlowRecord::isn`] was taken from the client's SYN.
 pub const FLOW_ISN: u32 = 8;
 /// The backend answered a SYN that did not come through the VIP: its replies are not translated,
 /// even if earlier packets still arrive through the VIP. Set together with [`FLOW_RESET`].
 pub const FLOW_DIRECT: u32 = 16;
-/// The client has sent no second packet, or nothing but SYNs.
+/// With [`FLOW_REPLIES`]: the backend has sent nothing, or nothing but RSTs. Else: the client has sent no
+/// second packet, or nothing but SYNs.
 pub const FLOW_NEW: u32 = 32;
-/// A TCP connection or SCTP association whose client has sent nothing but SYNs. Set together with
-/// [`FLOW_NEW`].
+/// The client has sent nothing but SYNs, or one datagram.
 pub const FLOW_HALF_OPEN: u32 = 64;
+/// Not both sides have spoken, as far as this node sees them: anybody can have forged this flow. Records with
+/// neither flag are established.
+pub const FLOW_UNPROVEN: u32 = FLOW_NEW | FLOW_HALF_OPEN;
 /// The backend is on this node, and its replies are translated by this record. No two live records
 /// of one client port translate the replies of one backend port.
 pub const FLOW_REPLIES: u32 = 128;
@@ -104,6 +111,13 @@ impl FlowRecord {
     pub const fn key(&self) -> FlowKey {
         let Self { client, vip, client_port, vip_port, protocol, .. } = *self;
         FlowKey { client, vip, client_port, vip_port, protocol: protocol as u32, reserved: 0 }
+    }
+
+    /// Returns the flag with which the agent marks a record whose Service does not have the backend any more,
+    /// although another Service may have it. With the next datagram, such a flow chooses another backend. A
+    /// connection stays until it is closed. A SYN after that chooses anew.
+    pub const fn orphan_flag(&self) -> u32 {
+        if self.protocol == UDP { FLOW_RESET } else { FLOW_BACKEND_FIN }
     }
 }
 

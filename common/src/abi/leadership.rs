@@ -71,6 +71,10 @@ codes! {
         Silent = 5, "silent",
         /// No leader was known, and the Leases could not be read.
         Unwritten = 6, "unwritten",
+        /// The leader, [`Leader::other`], is not heard, and another machine answers for the VIP on the LAN.
+        Answered = 7, "answered",
+        /// The former leader, [`Leader::other`], was alive and stopped answering.
+        Lapsed = 8, "lapsed",
     }
 }
 
@@ -157,7 +161,7 @@ mod tests {
                         assert_eq!($name::of(*known as u32), Ok(*known));
                         assert!($name::ALL[..place].iter().all(|other| other.name() != known.name()), "{known:?}");
                     }
-                    assert_eq!($name::of(7), Err(7));
+                    assert_eq!($name::of(9), Err(9));
                 )*
                 assert_eq!((Why::of(0), Standing::of(0)), (Err(0), Err(0)), "not known");
             };

@@ -96,10 +96,12 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
         let goal = format!("{case}: {cores} cores, share of linear");
         goals.extend(linear.map(|linear| Goal::at_least(goal, linear, LINEAR)));
     }
-    for Flood { records, lost, evicted, succeeded, .. } in flood {
-        let of = |what: &str| format!("flood, {records} records: {what}");
+    for Flood { kind, records, lost, evicted, succeeded, .. } in flood {
+        let of = |what: &str| format!("flood of {}, {records} records: {what}", kind.name());
         goals.push(Goal::at_most(of("live connections lost"), count(*lost), 0.0));
-        goals.push(Goal::at_most(of("live records evicted"), count(*evicted), 0.0));
+        if !kind.fills_tables() {
+            goals.push(Goal::at_most(of("live records evicted"), count(*evicted), 0.0));
+        }
         let (least, share) = BESIDE_SYNS;
         if *records >= least {
             goals.push(Goal::at_least(of("share of new connections that succeed"), *succeeded, share));
@@ -109,9 +111,10 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
         let Some(Rate { ratio, .. }) = forwarding.iter().find(|rate| rate.case == case) else { continue };
         goals.push(Goal::at_least(format!("{case}: packets per second over nftables'"), *ratio, least));
     }
-    for OwnTraffic { mode, case, ratio, .. } in own_traffic {
-        let goal = format!("a node's own traffic, {mode}, {case}: over that without vipmux");
-        goals.push(Goal::at_least(goal, *ratio, OWN_TRAFFIC));
+    for OwnTraffic { mode, case, ratio, ratio_to_passing, .. } in own_traffic {
+        let goal = |base| format!("a node's own traffic, {mode}, {case}: over that {base}");
+        goals.push(Goal::at_least(goal("without vipmux"), *ratio, OWN_TRAFFIC));
+        goals.push(Goal::at_least(goal("with a passing program"), *ratio_to_passing, OWN_TRAFFIC));
     }
     for Latency { services, change_99, start, .. } in sync {
         goals.push(Goal::at_most(
@@ -176,7 +179,7 @@ fn packets(figures: &[Figure], case: &str, most: f64, floors: &[&str]) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::katran::Beside;
+    use crate::bench::{flood::Kind, katran::Beside};
 
     fn figure(case: &'static str, services: Option<u32>, net: f64) -> Figure {
         Figure { case, services, median: 0.0, least: 0.0, most: 0.0, net: Some(net), elapsed: 0.0 }
@@ -232,7 +235,7 @@ mod tests {
     #[test]
     fn a_flood_must_break_no_connection_and_keep_few_out() {
         let met = |lost, succeeded| {
-            let flood = vec![Flood { records: 16_384, lost, evicted: lost, forgotten: 1, succeeded }];
+            let flood = vec![Flood { kind: Kind::Syns, records: 16_384, lost, evicted: lost, forgotten: 1, succeeded }];
             all(&Measured { flood, ..Measured::default() }).iter().map(|goal| goal.met).collect::<Vec<_>>()
         };
         assert_eq!(met(0, 0.96), [true, true, true]);

@@ -12,7 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::{
-    programs::ProgramInfo,
+    Ebpf, EbpfLoader,
+    programs::{ProgramInfo, XdpMode},
     sys::{Stats, enable_stats},
 };
 use serde::Serialize;
@@ -25,6 +26,7 @@ use crate::{
     lan::{self, Lan},
     manifests::{Endpoint, Manifests, Service},
     netns::Namespace,
+    program::{self, TESTING_OBJECT},
 };
 
 /// Bytes of a transfer, and of one write.
@@ -36,19 +38,23 @@ const PORT: u16 = 9_000;
 /// The time limit of a start, and of one read or write.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A rate of a node's own traffic.
+/// A rate of a node's own traffic: megabytes, or thousands of requests, per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct OwnTraffic {
     /// The mode of the XDP program.
     pub mode: &'static str,
     /// The traffic.
     pub case: &'static str,
-    /// Megabytes, or thousands of requests, per second without vipmux.
+    /// Without a program.
     pub without: f64,
-    /// The same with vipmux.
+    /// With an XDP program that passes all frames: the kernel's own cost of XDP.
+    pub passing: f64,
+    /// With vipmux.
     pub with: f64,
-    /// The second over the first: the median of the rounds' ratios.
+    /// With vipmux over without a program: the median of the rounds' ratios.
     pub ratio: f64,
+    /// The same over a program that passes all frames.
+    pub ratio_to_passing: f64,
 }
 
 /// What a program needs for a packet of a node's own traffic, with all that the kernel's measurement
@@ -67,11 +73,13 @@ pub struct ProgramTime {
     pub packets: u64,
 }
 
-/// A node, a client on its LAN, and perhaps an agent.
+/// A node, a client on its LAN, and perhaps a program on the node's interface.
 struct Side {
     mode: &'static str,
     // Dropped in this order: the agent before its network.
     agent: Option<(Agent, Manifests, Folder)>,
+    /// Keeps a program attached that passes all frames.
+    _passing: Option<Ebpf>,
     lan: Lan,
 }
 
@@ -85,18 +93,17 @@ enum Traffic {
 
 const CASES: [(&str, Traffic); 3] =
     [("sending", Traffic::Sending), ("receiving", Traffic::Receiving), ("requests", Traffic::Requests)];
-const WITHOUT: &str = "without";
-const MODES: [&str; 3] = [WITHOUT, "generic", "native"];
+const MODES: [&str; 2] = ["generic", "native"];
 const PROGRAMS: [&str; 2] = [XDP_PROGRAM, EGRESS_PROGRAM];
 
 /// Measures all cases in turns, on the CPU that the calling thread is pinned to.
 pub(super) fn run(repetitions: usize, progress: &mut dyn FnMut(&str)) -> Result<(Vec<OwnTraffic>, Vec<ProgramTime>)> {
-    let mut sides = Vec::new();
+    progress("node: nodes");
+    let mut sides = vec![Side::without()?];
     for mode in MODES {
-        progress(&format!("node: {mode}"));
-        sides.push(Side::new(mode)?);
+        sides.extend([Side::passing(mode)?, Side::with(mode)?]);
     }
-    let mut rates = [const { [const { Vec::new() }; MODES.len()] }; CASES.len()];
+    let mut rates = [const { [const { Vec::new() }; 1 + 2 * MODES.len()] }; CASES.len()];
     for round in 0..repetitions {
         progress(&format!("node: round {} of {repetitions}", round + 1));
         for ((_, traffic), rates) in CASES.iter().zip(&mut rates) {
@@ -107,34 +114,55 @@ pub(super) fn run(repetitions: usize, progress: &mut dyn FnMut(&str)) -> Result<
         }
     }
     let times = sides.iter().filter(|side| side.agent.is_some()).map(Side::times).collect::<Result<Vec<_>>>()?;
+    let ratio = |these: &[f64], those: &[f64]| median(these.iter().zip(those).map(|(a, b)| a / b).collect());
     let rows = CASES.iter().zip(&rates).flat_map(|((case, _), [without, others @ ..])| {
-        others.iter().zip(&MODES[1..]).map(move |(with, mode)| OwnTraffic {
+        others.as_chunks::<2>().0.iter().zip(MODES).map(move |([passing, with], mode)| OwnTraffic {
             mode,
             case,
             without: median(without.clone()),
+            passing: median(passing.clone()),
             with: median(with.clone()),
-            ratio: median(with.iter().zip(without).map(|(with, without)| with / without).collect()),
+            ratio: ratio(with, without),
+            ratio_to_passing: ratio(with, passing),
         })
     });
     Ok((rows.collect(), times.into_iter().flatten().collect()))
 }
 
 impl Side {
-    /// Makes a node that leads the VIP of a Service with a pod of its own.
-    fn new(mode: &'static str) -> Result<Self> {
+    /// Makes a node with connection tracking, as each node of a cluster has.
+    fn without() -> Result<Self> {
         let lan = Lan::new(lan::Options { nodes: 1, offloads: true, ..lan::Options::default() })?;
-        if mode == WITHOUT {
-            return Ok(Self { mode, agent: None, lan });
-        }
+        lan.nodes[0]
+            .namespace()
+            .nft("add table inet cni; add chain inet cni out { type nat hook postrouting priority 100; }")?;
+        Ok(Self { mode: "none", agent: None, _passing: None, lan })
+    }
+
+    /// Makes a node with a program that passes all frames.
+    fn passing(mode: &'static str) -> Result<Self> {
+        let side = Self::without()?;
+        let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing object")?;
+        let program = program::xdp_mut(&mut ebpf, "pass")?;
+        program.load()?;
+        let xdp_mode = if mode == "native" { XdpMode::Driver } else { XdpMode::Skb };
+        side.lan.nodes[0].namespace().run(|| Ok(program.attach("eth0", xdp_mode)?))?;
+        Ok(Self { mode, _passing: Some(ebpf), ..side })
+    }
+
+    /// Makes a node that leads the VIP of a Service with a pod of its own.
+    fn with(mode: &'static str) -> Result<Self> {
+        let side = Self::without()?;
+        let lan = &side.lan;
         let node = &lan.nodes[0];
-        let manifests = Manifests::for_lan(&lan)?;
+        let manifests = Manifests::for_lan(lan)?;
         let endpoint = Endpoint::new(Ipv4Addr::new(10, 0, 0, 1), &node.name);
         manifests.write_service(&Service::sharing("bench/s", 80, "TCP", 8_080).with([endpoint]))?;
         let state = Folder::temporary("state")?;
         let options = agent::Options { xdp_mode: mode, ..agent::Options::new(manifests.path(), state.path()) };
         let agent = Agent::start(node, &options)?;
         agent.wait_ready(PATIENCE)?;
-        Ok(Self { mode, agent: Some((agent, manifests, state)), lan })
+        Ok(Self { mode, agent: Some((agent, manifests, state)), ..side })
     }
 
     /// Returns megabytes, or thousands of requests, per second.

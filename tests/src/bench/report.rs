@@ -297,9 +297,10 @@ impl Report {
     }
 
     fn floods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\n{:<34}{:>9}{:>9}{:>12}", "half a million SYNs per second", "lost", "evicted", "new succeed")?;
-        for Flood { records, lost, evicted, succeeded, .. } in &self.measured.flood {
-            writeln!(f, "{:<34}{lost:>9}{evicted:>9}{succeeded:>12.3}", format!("{records} records"))?;
+        writeln!(f, "\n{:<44}{:>9}{:>9}{:>12}", "half a million per second", "lost", "evicted", "new succeed")?;
+        for Flood { kind, records, lost, evicted, succeeded, .. } in &self.measured.flood {
+            let what = format!("{}, {records} records", kind.name());
+            writeln!(f, "{what:<44}{lost:>9}{evicted:>9}{succeeded:>12.3}")?;
         }
         Ok(())
     }
@@ -319,9 +320,12 @@ impl Report {
 
     fn own_traffic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = "a node's own traffic, MB or 1,000 per second";
-        writeln!(f, "\n{header:<46}{:>9}{:>9}{:>9}", "without", "vipmux", "ratio")?;
-        for OwnTraffic { mode, case, without, with, ratio } in &self.measured.own_traffic {
-            writeln!(f, "{:<46}{without:>9.1}{with:>9.1}{ratio:>9.3}", format!("{mode}: {case}"))?;
+        let columns = ["without", "passing", "vipmux", "ratio", "passing"];
+        writeln!(f, "\n{header:<46}{}", columns.map(|column| format!("{column:>9}")).concat())?;
+        for it in &self.measured.own_traffic {
+            let rates = [it.without, it.passing, it.with].map(|rate| format!("{rate:>9.1}")).concat();
+            let ratios = [it.ratio, it.ratio_to_passing].map(|ratio| format!("{ratio:>9.3}")).concat();
+            writeln!(f, "{:<46}{rates}{ratios}", format!("{}: {}", it.mode, it.case))?;
         }
         writeln!(f, "\n{:<46}{:>9}{:>9}", "the same: ns per packet, as the kernel measures", "packets", "ns")?;
         for ProgramTime { mode, case, program, nanoseconds, packets } in &self.measured.program_times {

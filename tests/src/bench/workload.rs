@@ -56,6 +56,11 @@ pub(super) fn datagram(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
 /// Returns the maps' contents for this number of Services of that protocol: an even number, as far
 /// as ports allow.
 pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
+    state_of(services, &[protocol])
+}
+
+/// The same with as many Services of each protocol.
+pub(super) fn state_of(services: u32, protocols: &[u8]) -> Result<State> {
     ensure!(services > 0 && services.is_multiple_of(2), "{services} is no even number of Services");
     ensure!(services / 2 <= u32::from(u16::MAX - PORT), "{services} Services are more than two addresses have ports");
     let mut state = State {
@@ -81,8 +86,10 @@ pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
     for (id, vip) in [(1, REMOTE), (2, LOCAL)] {
         let value = VipValue { id, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 1 };
         state.vips.insert(Address::from(vip), value);
-        for number in 0..services / 2 {
-            add(&mut state, id, number, protocol)?;
+        for protocol in protocols {
+            for number in 0..services / 2 {
+                add(&mut state, id, number, *protocol)?;
+            }
         }
     }
     Ok(state.indexed())

@@ -20,13 +20,24 @@ use crate::{
 /// Names the cards: for each node, the PCI address of its card and that of the other end, as in
 /// `0000:00:02.0+0000:00:03.0 0000:00:04.0+0000:00:05.0`. Further nodes have veths.
 const CARDS: &str = "VIPMUX_CARDS";
+/// The name of the cards' driver.
+const DRIVER: &str = "VIPMUX_DRIVER";
+/// QEMU's monitor. It calls the cable of the first node's card `card1`.
+const MONITOR: &str = "/dev/ttyS1";
 /// The time limit for a driver. It negotiates with the other end for some seconds.
 const START: Duration = Duration::from_mins(1);
 const DEVICES: &str = "/sys/bus/pci/devices";
 
+/// Returns the name of the driver under test; `None`: the cards are veths.
+pub fn driver() -> Option<String> {
+    env::var(DRIVER).ok()
+}
+
 /// Two cards with a wire between them.
 #[derive(Debug)]
 pub(super) struct Wire {
+    /// The node's number.
+    number: usize,
     card: String,
     port: String,
 }
@@ -40,13 +51,23 @@ impl Wire {
         let cards = env::var(CARDS).unwrap_or_default();
         let Some(wire) = cards.split_whitespace().nth(number - 1) else { return Ok(None) };
         let (card, port) = wire.split_once('+').with_context(|| format!("{CARDS}: {wire} is not CARD+PORT"))?;
-        Ok(Some(Self { card: card.to_owned(), port: port.to_owned() }))
+        Ok(Some(Self { number, card: card.to_owned(), port: port.to_owned() }))
+    }
+
+    /// Plugs the card's cable in, or pulls it out: the card has a carrier, or has none.
+    pub(super) fn set_plugged(&self, plugged: bool) -> Result<()> {
+        // The first line ends what the terminal may have sent back before it was told not to.
+        let command = format!("\nset_link card{} {}\n", self.number, if plugged { "on" } else { "off" });
+        fs::write(MONITOR, command).with_context(|| format!("cannot write to {MONITOR}"))
     }
 
     /// Moves the ends into two namespaces, sets them up, and waits until both have a carrier.
     pub(super) fn connect(&self, here: (&Namespace, End<'_>), there: (&Namespace, End<'_>)) -> Result<()> {
         for (device, (namespace, end)) in [(&self.card, here), (&self.port, there)] {
             let name = bind(device).with_context(|| format!("the card at {device}"))?;
+            if *device == self.card {
+                expect_driver(&name).with_context(|| format!("the card at {device}"))?;
+            }
             Links::open()?.give(&name, end, namespace)?;
         }
         for (namespace, end) in [here, there] {
@@ -59,6 +80,15 @@ impl Wire {
         }
         Ok(())
     }
+}
+
+/// Checks that a card has the driver under test: another card would show nothing about it.
+fn expect_driver(interface: &str) -> Result<()> {
+    let expected = driver().with_context(|| format!("{DRIVER} is not set"))?;
+    let found = fs::read_link(format!("/sys/class/net/{interface}/device/driver"))?;
+    let found = found.file_name().unwrap_or_default();
+    ensure!(found == expected.as_str(), "its driver is {}, not {expected}", found.display());
+    Ok(())
 }
 
 /// Binds a device's driver anew, and returns the name of its interface in this network namespace.

@@ -18,6 +18,7 @@ use crate::{
     links::{End, Links},
     netns::Namespace,
     offload::{self, Offload},
+    process,
     program::{self, TESTING_OBJECT},
 };
 
@@ -32,6 +33,8 @@ pub enum Uplink {
     Bridge,
     /// An active-backup bond with the one card `card0`, on nodes.
     Bond,
+    /// A team of the one card `card0`, on nodes. It sends by its cards in turn.
+    Team,
 }
 
 impl Uplink {
@@ -84,9 +87,13 @@ pub(crate) fn plug_in(
                 links.set_mac("eth0", mac)?;
                 links.add_port("eth0", card)?;
             }
-            Uplink::Bond => {
-                links.add_bond("eth0")?;
-                // A bond takes no card that is up.
+            Uplink::Bond | Uplink::Team => {
+                if uplink == Uplink::Bond {
+                    links.add_bond("eth0")?;
+                } else {
+                    add_team(namespace, links, "eth0", mac)?;
+                }
+                // Neither takes a card that is up.
                 links.set_down(card)?;
                 links.add_port("eth0", card)?;
             }
@@ -102,6 +109,16 @@ pub(crate) fn plug_in(
         links.add_port(BRIDGE, port)
     })?;
     Ok(mac)
+}
+
+/// Makes a team in `namespace`, whose `links` these are. It gives its MAC to its cards. Netlink's generic
+/// family sets its mode.
+fn add_team(namespace: &Namespace, links: &Links, name: &str, mac: MacAddr) -> Result<()> {
+    links.add_team(name)?;
+    links.set_mac(name, mac)?;
+    let mut teamnl = namespace.command("teamnl")?;
+    teamnl.args([name, "setoption", "mode", "roundrobin"]);
+    process::run(teamnl).map(drop).context("teamnl comes with the package libteam-utils")
 }
 
 /// Connects a namespace's card, with these addresses, to the port of this name of a switch's

@@ -9,7 +9,7 @@ use vipmux_tests::{
     agent, arp,
     client::{Datagrams, Kind, Request},
     cluster::{Cluster, LONG, PATIENCE, TIMEOUT},
-    lan::{Lan, Node, Options, Uplink},
+    lan::{self, Lan, Node, Options, Uplink},
     manifests::{Manifests, Service, VIP},
     offload::{self, Feature},
     pod::Listener,
@@ -21,6 +21,7 @@ use crate::{
     leading::WINDOW,
     segments::{self, BETWEEN},
     transfers::{FAR, NEAR, UDP, VIPS, await_served, exchange, finish, served, start_both, transfer},
+    veths,
 };
 
 /// Bytes of a transfer. It has segments of all lengths.
@@ -59,6 +60,8 @@ fn serves_everything(xdp_mode: &'static str) -> Result<()> {
     for name in &names {
         flap(cluster.lan.node(name)?)?;
         reach_all(&cluster).with_context(|| format!("after the card of {name} was down"))?;
+        pull_cable(&cluster.lan, name)?;
+        reach_all(&cluster).with_context(|| format!("after the cable of {name} was out"))?;
     }
     cluster.restart_agent(&names[0])?;
     reach_all(&cluster).context("after a restart")?;
@@ -120,6 +123,25 @@ fn flap(node: &Node) -> Result<()> {
     })
 }
 
+/// Pulls a node's cable out until its card has no carrier, and plugs it in again. QEMU's card on the USB does not
+/// tell the guest of its cable.
+fn pull_cable(lan: &Lan, name: &str) -> Result<()> {
+    if lan::driver().as_deref() == Some("cdc_ether") {
+        return Ok(());
+    }
+    let namespace = lan.node(name)?.namespace();
+    let await_carrier = |expected| {
+        wait::until(&format!("a carrier: {expected}"), PATIENCE, || {
+            ensure!(namespace.links(|links| links.has_carrier("eth0"))? == expected);
+            Ok(())
+        })
+    };
+    lan.unplug(name)?;
+    await_carrier(false)?;
+    lan.plug(name)?;
+    await_carrier(true)
+}
+
 /// Checks that neither the client nor a pod has received a TCP segment or a UDP datagram with a wrong checksum.
 fn expect_valid_checksums(cluster: &Cluster) -> Result<()> {
     let pods = cluster.pods.iter().map(|pod| (pod.name.as_str(), pod.namespace()));
@@ -172,16 +194,41 @@ fn a_vlan_is_served_after_its_cards_tags_were_turned_on_in_generic_mode() -> Res
 fn keeps_tags_in_frames(xdp_mode: &'static str) -> Result<()> {
     let Some(cluster) = beside(Uplink::Card, xdp_mode)? else { return Ok(()) };
     let namespace = cluster.lan.node(BETWEEN)?.namespace();
-    let rxvlan = Feature::ALL.into_iter().find(|feature| feature.name == "rxvlan").context("no such feature")?;
-    let turned_on = namespace.run(|| rxvlan.invert("eth0"))?;
-    if turned_on {
-        wait::until("tags in frames", PATIENCE, || {
-            ensure!(!namespace.run(|| offload::strips_tags("eth0"))?, "the card takes them out");
-            Ok(())
-        })
-        .with_context(|| cluster.last_outputs())?;
+    let agent = cluster.agent(BETWEEN)?.process();
+    if agent.output().contains("turned off rx-vlan-offload") {
+        namespace.run(|| Feature::named("rxvlan")?.turn_on("eth0"))?;
+        agent.wait_for_line("the repair", PATIENCE, |line| line.contains("turned it off again"))?;
     }
+    ensure!(!namespace.run(|| offload::strips_tags("eth0"))?, "the card takes tags out");
     reach_beside(&cluster)
+}
+
+/// virtio_net without `ctrl_guest_offloads`, as in some clouds.
+#[test]
+fn native_xdp_that_the_host_prevents_has_a_remedy() -> Result<()> {
+    const REMEDY: &str = "ctrl_guest_offloads";
+    if !requirement::cards()? {
+        return Ok(());
+    }
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let manifests = Manifests::for_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    cluster.start_agents(&agent::Options { xdp_mode: "auto", ..cluster.agent_options() })?;
+    let output = cluster.agent(BETWEEN)?.process().output();
+    ensure!(output.contains(REMEDY), "{output}");
+    let (_, mode) = veths::check(&cluster, BETWEEN, "auto")?;
+    ensure!(mode.starts_with("\"warn\"") && mode.contains(REMEDY), "{mode}");
+    Ok(())
+}
+
+/// Without agents: this shows that the tests of carriers pull the cable of the card under test.
+#[test]
+fn a_cable_that_is_out_takes_the_cards_carrier() -> Result<()> {
+    if !requirement::cards()? {
+        return Ok(());
+    }
+    let Some(lan) = Lan::for_test(Options { clients: 0, ..Options::default() })? else { return Ok(()) };
+    lan.nodes.iter().try_for_each(|node| pull_cable(&lan, &node.name))
 }
 
 #[test]

@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use nix::sys::signal::Signal;
 use vipmux_tests::{
     agent,
-    client::{Kind, Request, Session},
+    client::{Datagrams, Kind, Request, Session},
     cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, TIMEOUT},
     failover::await_stopped,
     lan::Options,
@@ -75,6 +75,41 @@ fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()>
         Ok(())
     })?;
     assert_eq!(session.echo("after")?.pod, "secure-1");
+    Ok(())
+}
+
+/// Blue and green Services: the pod has two, and leaves one of them.
+#[test]
+fn a_datagram_flow_leaves_a_pod_that_only_another_service_still_has() -> Result<()> {
+    let Some(cluster) = policies::prepared(Options::default(), &["node-1", "node-2"])? else { return Ok(()) };
+    let service = |name, port, pods: &[&str]| -> Result<Service> {
+        let service = Service::sharing(name, port, "UDP", policies::VOICE.2).dual_stack();
+        Ok(service.with(policies::endpoints(&cluster, pods)?))
+    };
+    let blue = service("shop/voice", policies::VOICE.0, &["web-1"])?;
+    let green = service("shop/radio", policies::VOICE.1, &["web-1"])?;
+    let moved = service("shop/voice", policies::VOICE.0, &["web-2"])?;
+    let cluster = policies::started(cluster, &[blue, green])?;
+    let client = cluster.lan.client()?;
+    let open = |vip, port| -> Result<Datagrams> {
+        cluster.await_service(Request::new(Kind::UdpEcho, vip, port), "shop/voice")?;
+        let flow = client.namespace().run(|| Datagrams::connect((vip, port).into(), SHORT_TIMEOUT))?;
+        assert_eq!(flow.echo("at first")?.pod, "web-1");
+        Ok(flow)
+    };
+    let all = |port| policies::VIPS.map(|vip| open(vip, port)).into_iter().collect::<Result<Vec<_>>>();
+    let (blue, green) = (all(policies::VOICE.0)?, all(policies::VOICE.1)?);
+    cluster.manifests.write_service(&moved)?;
+    for flow in &blue {
+        wait::until("the flow at the pod that its Service has", PATIENCE, || {
+            let answer = flow.echo("where to?")?;
+            ensure!(answer.pod == "web-2", "{answer}");
+            Ok(())
+        })?;
+    }
+    for flow in &green {
+        assert_eq!(flow.echo("still there?")?.pod, "web-1");
+    }
     Ok(())
 }
 

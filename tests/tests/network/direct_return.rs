@@ -4,11 +4,15 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use aya::programs::{SchedClassifier, TcAttachType};
+use vipmux_common::abi::INTERFACE_NO_DIRECT;
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     agent,
     client::{Datagrams, Kind, Request},
@@ -235,6 +239,36 @@ fn agents_that_are_killed_in_turn_lose_no_request_and_no_transfer() -> Result<()
         traffic.stop()?.check_all_by(name)?;
     }
     transfer.finish().map(drop)
+}
+
+/// Whether a packet meets the moment of a mistake is luck. A look at the flag all the time is none.
+#[test]
+fn an_agent_that_starts_again_never_leaves_packets_for_such_pods_to_the_stack() -> Result<()> {
+    let Some(mut cluster) = served(OPTIONS, |options| options)? else { return Ok(()) };
+    let pod = cluster.pod("near")?.node.clone();
+    let maps = Maps::open(cluster.agent(&pod)?.pins())?;
+    let ended = AtomicBool::new(false);
+    let closed = || -> Result<(usize, usize)> {
+        let (mut looks, mut closed) = (0, 0);
+        while !ended.load(Ordering::Relaxed) {
+            looks += 1;
+            let interfaces = maps.read_interfaces()?;
+            closed += usize::from(interfaces.values().any(|entry| entry.flags & INTERFACE_NO_DIRECT != 0));
+        }
+        Ok((looks, closed))
+    };
+    let (looks, closed) = thread::scope(|scope| {
+        let watch = scope.spawn(closed);
+        let index = cluster.agents.iter().position(|agent| agent.node() == pod).context("no agent")?;
+        let agent = &mut cluster.agents[index];
+        let restarted = agent.process_mut().kill().and_then(|()| agent.restart(cluster.lan.node(&pod)?));
+        let ready = restarted.and_then(|()| agent.wait_ready(PATIENCE));
+        ended.store(true, Ordering::Relaxed);
+        let looks = watch.join().map_err(|_| anyhow!("the watch panicked"))?;
+        ready.and(looks)
+    })?;
+    ensure!(looks > 0 && closed == 0, "closed at {closed} of {looks} looks");
+    Ok(())
 }
 
 #[test]

@@ -4,7 +4,14 @@
 use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::Signal;
+use nix::{
+    sys::{
+        ptrace,
+        signal::Signal,
+        wait::{WaitPidFlag, waitpid},
+    },
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 use vipmux_tests::{
     cluster::{LONG, PATIENCE, TIMEOUT},
@@ -74,6 +81,25 @@ fn an_agent_that_is_woken_after_its_address_was_taken_over_does_not_answer() -> 
     await_stopped(failover.setup.cluster.agent(&failover.node)?.process().id())?;
     let other = failover.await_another()?;
     failover.setup.signal(&failover.node, Signal::SIGCONT)?;
+    failover.await_the_end_of_its_leadership()?;
+    failover.stays_with(other).map(drop)
+}
+
+/// Its gossip goes on, so it is alive in the eyes of the others.
+#[test]
+fn the_address_of_an_agent_whose_event_loop_hangs_is_taken_over_and_stays_when_the_loop_goes_on() -> Result<()> {
+    let Some(mut failover) = ObservedFailover::for_test(LAN)? else { return Ok(()) };
+    // A debugger stops one thread, the agent's first one: the event loop.
+    let agent = failover.setup.cluster.agent(&failover.node)?;
+    let event_loop = Pid::from_raw(agent.process().id().try_into()?);
+    ptrace::seize(event_loop, ptrace::Options::empty()).context("cannot trace the agent")?;
+    ptrace::interrupt(event_loop)?;
+    waitpid(event_loop, Some(WaitPidFlag::__WALL))?;
+    let other = failover.await_another()?;
+    let (node, cluster) = (failover.setup.cluster.lan.node_of(other).context("no node")?, &failover.setup.cluster);
+    let is_reason = |line: &str| line.contains("\"leading\"") && line.contains("was alive and stopped answering");
+    cluster.agent(&node.name)?.process().wait_for_line("why it leads", PATIENCE, is_reason)?;
+    ptrace::detach(event_loop, None)?;
     failover.await_the_end_of_its_leadership()?;
     failover.stays_with(other).map(drop)
 }

@@ -284,17 +284,28 @@ pub(crate) fn write_beside(cluster: &Cluster, service: Service, pods: &[&str]) -
 
 #[test]
 fn frames_of_another_vlan_reach_no_vip_in_native_mode() -> Result<()> {
-    other_vlans_are_left_alone("native")
+    other_vlans_are_left_alone(Uplink::Card, "native")
 }
 
 #[test]
 fn frames_of_another_vlan_reach_no_vip_in_generic_mode() -> Result<()> {
-    other_vlans_are_left_alone("generic")
+    other_vlans_are_left_alone(Uplink::Card, "generic")
+}
+
+/// Where generic XDP sees the bond's frames, the kernel has taken their tags out.
+#[test]
+fn frames_of_another_vlan_reach_no_vip_on_a_bond_in_generic_mode() -> Result<()> {
+    other_vlans_are_left_alone(Uplink::Bond, "generic")
+}
+
+#[test]
+fn frames_of_another_vlan_reach_no_vip_on_a_team_in_generic_mode() -> Result<()> {
+    other_vlans_are_left_alone(Uplink::Team, "generic")
 }
 
 /// A frame in a VLAN that nobody configured, from the port where VIPs are announced untagged.
-fn other_vlans_are_left_alone(xdp_mode: &'static str) -> Result<()> {
-    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+fn other_vlans_are_left_alone(uplink: Uplink, xdp_mode: &'static str) -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options { uplink, ..Options::default() })? else { return Ok(()) };
     // On a wire, tags are in the frames.
     for node in &cluster.lan.nodes {
         cluster.lan.switch().run(|| offload::disable(&node.name, Offload::TxVlan))?;
@@ -302,7 +313,7 @@ fn other_vlans_are_left_alone(xdp_mode: &'static str) -> Result<()> {
     cluster.start_agents(&agent::Options { xdp_mode, ..cluster.agent_options() })?;
     services::await_all(&cluster)?;
     let (client, leader) = (cluster.lan.client()?, cluster.await_leader(VIP)?);
-    ensure!(!leader.namespace().run(|| offload::strips_tags("eth0"))?, "the card takes tags out of frames");
+    ensure!(!leader.namespace().run(|| offload::strips_tags(uplink.card()))?, "the card takes tags out of frames");
     let frame = |port: u16, tag: Option<u16>| {
         let ethernet = Ethernet::new(client.mac.octets(), leader.mac.octets());
         let ethernet = tag.into_iter().fold(ethernet, Ethernet::tagged);

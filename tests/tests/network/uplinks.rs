@@ -80,15 +80,47 @@ fn a_vlan_that_goes_and_comes_back_is_served_again() -> Result<()> {
 }
 
 /// Bonds run native XDP since Linux 5.15.
+fn has_native_bonds() -> bool {
+    KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(5, 15, 0))
+}
+
 fn on_a_bond(options: agent::Options) -> agent::Options {
-    let is_native = KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(5, 15, 0));
-    agent::Options { xdp_mode: if is_native { "native" } else { "generic" }, ..options }
+    agent::Options { xdp_mode: if has_native_bonds() { "native" } else { "generic" }, ..options }
+}
+
+/// Native XDP runs on the bond, which passes it on to its cards. Generic XDP runs on the cards.
+fn expect_programs(cluster: &Cluster, is_native: bool) -> Result<()> {
+    for node in &cluster.lan.nodes {
+        assert_eq!((has_xdp(node, "eth0")?, has_xdp(node, "card0")?), (is_native, !is_native), "{}", node.name);
+        // A node that does not lead hears of the leader a moment later.
+        wait::until("nothing to explain", PATIENCE, || {
+            let (code, explanation) = cluster.agent(&node.name)?.explain(node, "shop/web", &[])?;
+            ensure!(code == 0, "{explanation}");
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 #[test]
 fn a_vip_on_a_bond_is_served() -> Result<()> {
     let Some(cluster) = served(Uplink::Bond, on_a_bond)? else { return Ok(()) };
-    assert!(has_xdp(cluster.await_leader(VIP)?, "eth0")?);
+    expect_programs(&cluster, has_native_bonds())
+}
+
+#[test]
+fn a_bond_whose_mode_changes_is_served_by_its_cards_and_by_itself_again() -> Result<()> {
+    let Some(mut cluster) = served(Uplink::Bond, on_a_bond)? else { return Ok(()) };
+    for xdp_mode in ["generic", "native"].into_iter().filter(|mode| has_native_bonds() || *mode == "generic") {
+        for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
+            let options = agent::Options { xdp_mode, ..agent.options_mut().clone() };
+            agent.restart_with(node, options)?;
+            agent.wait_ready(PATIENCE)?;
+        }
+        services::await_all(&cluster)?;
+        services::ask_all(&cluster, CONNECTIONS)?;
+        expect_programs(&cluster, xdp_mode == "native")?;
+    }
     Ok(())
 }
 
@@ -97,11 +129,28 @@ fn a_bonds_card_stands_for_the_bond() -> Result<()> {
     served(Uplink::Bond, |options| agent::Options { interface: "card0".to_owned(), ..on_a_bond(options) }).map(drop)
 }
 
-/// Each card gets the client's broadcasts, and native XDP runs on each.
+/// A team has no native XDP.
+#[test]
+fn a_team_is_served_by_its_cards() -> Result<()> {
+    let default = |options| agent::Options { xdp_mode: "auto", ..options };
+    let Some(cluster) = served(Uplink::Team, default)? else { return Ok(()) };
+    expect_programs(&cluster, false)
+}
+
 #[test]
 fn a_bond_of_two_cards_answers_a_broadcast_once_whichever_card_it_uses() -> Result<()> {
+    answers_broadcasts_once(on_a_bond)
+}
+
+#[test]
+fn a_bond_of_two_cards_in_generic_mode_answers_a_broadcast_once_whichever_card_it_uses() -> Result<()> {
+    answers_broadcasts_once(|options| agent::Options { xdp_mode: "generic", ..options })
+}
+
+/// Each card gets the client's broadcasts, and XDP runs on each.
+fn answers_broadcasts_once(change: impl FnOnce(agent::Options) -> agent::Options) -> Result<()> {
     let options = Options { uplink: Uplink::Bond, ..Options::default() };
-    let Some(mut cluster) = ipv6::served_with(on_a_bond, options)? else { return Ok(()) };
+    let Some(mut cluster) = ipv6::served_with(change, options)? else { return Ok(()) };
     cluster.lan.add_bond_cards()?;
     for leader in await_single_answers(&cluster)? {
         // Its first card goes, and the second one stands in. Then the first one comes back unused.

@@ -111,7 +111,7 @@ fn a_vlan_of_a_plain_veth_is_served_with_the_default_mode() -> Result<()> {
 #[test]
 fn a_bond_of_plain_veths_is_served_with_the_default_mode() -> Result<()> {
     let Some(cluster) = served(Options { uplink: Uplink::Bond, ..PLAIN })? else { return Ok(()) };
-    expect_mode(&cluster, "eth0", true)
+    expect_mode(&cluster, "card0", true)
 }
 
 /// Whatever is at the other end now: it may change at any time.

@@ -1,7 +1,9 @@
 //! Cases: an agent was away for too long. Its node serves hand-overs and the flows of its own
 //! backends, and leaves all else to its stack.
 
-use vipmux_common::abi::{DropReason, FLOW_ISN, FLOW_RESET, INTERFACE_OWN_MAC, Stat, UNCLAIMED_REJECT};
+use vipmux_common::abi::{
+    DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, INTERFACE_OWN_MAC, Stat, UNCLAIMED_REJECT,
+};
 use vipmux_tests::{
     frames::{Ethernet, Ipv4},
     program::{IFINDEX, State},
@@ -48,9 +50,9 @@ fn passed() -> Vec<Case> {
         case("an abandoned echo request", client(&echo)),
         case("an abandoned first fragment", client(&segment(HTTP).fragment(0x2000))),
         case("an abandoned later fragment", client(&segment(HTTP).fragment(0x0001))),
-        case("an abandoned SYN after a reset", client(&syn(HTTP))).given(|state| {
+        case("an abandoned SYN after a closed connection", client(&syn(HTTP))).given(|state| {
             abandoned(state);
-            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN | FLOW_RESET);
+            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
         }),
         case("an abandoned datagram of an idle flow", client(&datagram(DNS_UDP))).given(|state| {
             abandoned(state);

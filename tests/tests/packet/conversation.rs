@@ -12,7 +12,8 @@ use vipmux_tests::{
 use crate::{
     demux::{ISN, handed, syn, to},
     fixture::{
-        self, CLIENT_MAC, HTTP, HTTPS, LOCAL, PEER_HANDOVER, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC, from_client,
+        self, CLIENT_MAC, FAR, HTTP, HTTPS, LOCAL, LOCAL_TOO, PEER_HANDOVER, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC,
+        SPREAD, from_client,
     },
     flows::with_flags,
     pool,
@@ -62,6 +63,30 @@ pub(crate) fn with_a_local_backend() {
     }
     request(&syn(HTTP));
     reply(&segment(LOCAL, SYN | ACK, ISN.wrapping_add(1)));
+}
+
+/// An attacker who knows the ports of a connection ends it in the client's name, and opens another one. Meanwhile
+/// the Service's table has changed.
+pub(crate) fn forged_segments_move_no_connection() {
+    for forged in [RST, RST | ACK, FIN | ACK] {
+        let mut state = fixture::state();
+        let (here, elsewhere) = (syn(HTTP), syn(SPREAD));
+        HTTP.set(&mut state, &[LOCAL_TOO], &[LOCAL_TOO]);
+        SPREAD.set(&mut state, &[FAR], &[]);
+        HTTP.remember(&mut state, LOCAL, 0, 1, FLOW_ISN);
+        SPREAD.record_vouched(&mut state, REMOTE, 0, 0);
+        let program = pool::load(&state, fixture::FLOWS).unwrap();
+        for packet in [&with_flags(HTTP, forged), &here, &with_flags(HTTP, ACK | PSH)] {
+            let delivered = from_client().ipv4(&to(packet, LOCAL));
+            sent(&program, Hook::Ingress, &from_client().ipv4(packet), PASS, &delivered);
+        }
+        for packet in [&with_flags(SPREAD, forged), &elsewhere, &with_flags(SPREAD, ACK | PSH)] {
+            sent(&program, Hook::Ingress, &from_client().ipv4(packet), TX, &handed(packet, PEER_MAC));
+        }
+        let back = Ethernet::new(SELF_MAC, CLIENT_MAC);
+        let data = segment(LOCAL, ACK | PSH, 77);
+        sent(&program, Hook::Egress, &back.ipv4(&data), NEXT, &back.ipv4(&from(HTTP, &data)));
+    }
 }
 
 /// The peer's state: the backend that is remote here is local there.

@@ -366,20 +366,55 @@ fn stale() -> Vec<Case> {
 
 fn syns() -> Vec<Case> {
     let syn_ack = with_flags(HTTP, SYN | ACK);
+    let to_spread = |name, backend: Endpoint| {
+        let (count, sent): (fn(Service, Stat) -> Vec<Counter>, _) = if backend.index == REMOTE.index {
+            (known_flow, Verdict::Transmitted(handed(&syn(SPREAD), PEER_MAC)))
+        } else {
+            (new_flow, Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)))
+        };
+        Case::ingress(name, from_client().ipv4(&syn(SPREAD))).becomes(sent, &count(SPREAD, Stat::HandedOver))
+    };
     // As a client requests ECN (RFC 3168, 6.1.1).
     let with_ecn = Ipv4::tcp(CLIENT, HTTP.vip, Tcp::new(CLIENT_PORT, HTTP.port, SYN | OTHERS).numbers(ISN, 0));
     vec![
         moves("a SYN with other flags is a SYN", &with_ecn)
-            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, FLOW_CLIENT_FIN))
+            .given(|state| HTTP.record(state, LOCAL_TOO, LINGER + WHILE, FLOW_CLIENT_FIN))
             .then(opened),
         stays("a SYN does not move a live connection", &syn(HTTP))
             .given(|state| connection(state, 0))
             .then(|state| refreshed(state, 0)),
-        moves("a SYN after the client's FIN chooses anew", &syn(HTTP))
-            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, FLOW_CLIENT_FIN))
+        stays("a SYN after the client's FIN may be forged, and moves nothing", &syn(HTTP))
+            .given(|state| connection(state, FLOW_CLIENT_FIN))
+            .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
+        stays("nor does one after an RST", &syn(HTTP))
+            .given(|state| connection(state, FLOW_RESET))
+            .then(|state| refreshed(state, 0)),
+        to_spread("a SYN after the FIN of a flow to another node moves nothing", REMOTE)
+            .given(|state| SPREAD.record_vouched(state, REMOTE, WHILE, FLOW_CLIENT_FIN))
+            .then(|state| SPREAD.record_vouched(state, REMOTE, 0, 0)),
+        to_spread("nor does one after an RST of such a flow", REMOTE)
+            .given(|state| SPREAD.record_vouched(state, REMOTE, WHILE, FLOW_RESET))
+            .then(|state| SPREAD.record_vouched(state, REMOTE, 0, 0)),
+        to_spread("long after the FIN of a flow to another node a SYN chooses anew", FAR)
+            .given(|state| {
+                SPREAD.set(state, &[FAR], &[]);
+                SPREAD.record_vouched(state, REMOTE, LINGER + WHILE, FLOW_CLIENT_FIN);
+            })
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
+        moves("a SYN after both FINs chooses anew", &syn(HTTP))
+            .given(|state| connection(state, FLOW_CLIENT_FIN | FLOW_BACKEND_FIN))
             .then(opened),
-        moves("a SYN after an RST chooses anew", &syn(HTTP))
-            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, FLOW_RESET))
+        moves("a SYN long after the client's FIN chooses anew", &syn(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, LINGER + WHILE, FLOW_CLIENT_FIN))
+            .then(opened),
+        moves("a SYN long after an RST chooses anew", &syn(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, LINGER + WHILE, FLOW_RESET))
+            .then(opened),
+        moves("a SYN after an RST does not go to a draining backend", &syn(HTTP))
+            .given(|state| {
+                connection(state, FLOW_RESET);
+                LOCAL_TOO.of(state).flags &= !BACKEND_READY;
+            })
             .then(opened),
         moves("a SYN after an idle time chooses anew", &syn(HTTP))
             .given(|state| HTTP.record(state, LOCAL_TOO, TCP_IDLE + WHILE, 0))
@@ -423,9 +458,9 @@ fn without_replies() -> Vec<Case> {
 fn renewed() -> Vec<Case> {
     fn renews(flags: u32) -> fn(&mut State) {
         match flags {
-            FLOW_RESET => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN | FLOW_RESET),
+            FLOW_RESET => |state| HTTP.remember(state, LOCAL, LINGER + WHILE, 1, FLOW_ISN | FLOW_RESET),
             FLOW_ISN => |state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, 1, FLOW_ISN),
-            FLOW_DIRECT => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_DIRECT | FLOW_RESET),
+            FLOW_DIRECT => |state| HTTP.remember(state, LOCAL, LINGER + WHILE, 1, FLOW_DIRECT | FLOW_RESET),
             _ => |state| {
                 HTTP.remember(state, LOCAL, 0, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
             },
@@ -436,6 +471,10 @@ fn renewed() -> Vec<Case> {
             .given(|state| HTTP.remember(state, LOCAL_TOO, WHILE, 1, 0)),
         stays("a SYN renews a record with another sequence number", &syn(HTTP))
             .given(|state| HTTP.remember(state, LOCAL_TOO, WHILE, 1, FLOW_ISN)),
+        stays("a SYN renews a record that was reset, with the same sequence number", &syn(HTTP))
+            .given(|state| HTTP.remember(state, LOCAL_TOO, WHILE, ISN, FLOW_ISN | FLOW_RESET)),
+        stays("a SYN renews a record whose client had turned to the backend itself", &syn(HTTP))
+            .given(|state| HTTP.remember(state, LOCAL_TOO, WHILE, ISN, FLOW_DIRECT | FLOW_RESET)),
     ];
     let over = [
         ("a SYN renews a closed record at once", FLOW_CLIENT_FIN),

@@ -48,7 +48,7 @@ fn key(port: u16) -> FlowKey {
 
 /// Returns the backend of a flow, which only depends on the table.
 fn backend(key: &FlowKey) -> Endpoint {
-    TABLE[hash::slot(hash::flow(key), 4) as usize]
+    TABLE[hash::slot(hash::flow(key, 0), 4) as usize]
 }
 
 fn packet(port: u16, flags: u8) -> Ipv4 {

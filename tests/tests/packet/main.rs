@@ -40,6 +40,7 @@ mod segments;
 mod services;
 mod spreading;
 mod truncation;
+mod unanswered;
 mod verified;
 
 use std::{collections::BTreeSet, sync::LazyLock};
@@ -182,7 +183,7 @@ fn a_flow_in_its_second_set_is_found() {
 }
 
 #[test]
-fn half_a_million_syns_per_second_evict_no_live_connection_and_keep_no_new_one_out() {
+fn half_a_million_forged_packets_per_second_evict_no_live_connection_and_keep_no_new_one_out() {
     as_root(flood::of_half_a_million_per_second);
 }
 
@@ -199,6 +200,41 @@ fn made_up_speakers_do_not_evict_known_ones() {
 #[test]
 fn a_flood_evicts_its_own_flows() {
     as_root(records::a_flood_evicts_its_own_flows);
+}
+
+#[test]
+fn a_connection_is_established_once_both_sides_have_spoken() {
+    as_root(unanswered::both_sides_establish_a_connection);
+}
+
+#[test]
+fn another_syn_establishes_no_connection() {
+    as_root(unanswered::a_second_syn_establishes_nothing);
+}
+
+#[test]
+fn an_answer_and_a_second_datagram_establish_a_flow_of_datagrams() {
+    as_root(unanswered::a_second_datagram_establishes_a_flow);
+}
+
+#[test]
+fn connections_without_an_answer_keep_no_flow_out() {
+    as_root(unanswered::connections_without_an_answer_keep_no_flow_out);
+}
+
+#[test]
+fn forged_segments_move_no_connection_after_a_change_of_backends() {
+    as_root(conversation::forged_segments_move_no_connection);
+}
+
+#[test]
+fn a_syn_of_a_flow_in_its_second_set_finds_its_record() {
+    as_root(records::a_syn_finds_its_record_in_the_second_set);
+}
+
+#[test]
+fn a_flood_of_acks_evicts_its_own_flows() {
+    as_root(unanswered::a_flood_of_acks_evicts_its_own_flows);
 }
 
 #[test]
@@ -224,6 +260,11 @@ fn flows_of_an_unreachable_node_are_spread_over_all_others() {
 #[test]
 fn no_new_flow_is_lost_while_a_tenth_of_the_backends_is_reachable() {
     as_root(spreading::where_one_backend_of_ten_is_reachable);
+}
+
+#[test]
+fn the_vips_address_chooses_the_backend_where_the_service_says_so() {
+    as_root(spreading::by_the_vips_address_where_the_service_says_so);
 }
 
 #[test]

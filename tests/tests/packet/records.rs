@@ -19,10 +19,11 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, new_flow, syn, syn_to_http, to},
     fixture::{
-        self, Endpoint, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE,
-        from_client, from_peer,
+        self, Endpoint, HTTP, HTTP_TOO, HTTPS, LATE, LOCAL, LOCAL_TOO, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service,
+        TCP_IDLE, WHILE, from_client, from_peer,
     },
     pool,
+    unanswered::answer,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -139,7 +140,7 @@ pub(crate) fn run(program: &Program, frame: &[u8]) -> (u32, Vec<Stat>) {
 
 /// Records of two full sets make room in the order of their worth, and of equal ones the oldest.
 /// Newcomers become established as soon as they are there. A live record only makes room for one of them
-/// that has sent a second packet.
+/// whose two sides have spoken.
 pub(crate) fn evicted_in_order() {
     let mut state = fixture::state();
     let keys = neighbors(&state, &HTTP.flow(), 16);
@@ -168,7 +169,9 @@ pub(crate) fn evicted_in_order() {
     let program = pool::load(&state, fixture::FLOWS).unwrap();
     let mut evicted = Vec::new();
     for key in &keys[8..] {
-        evicted.push([SYN, ACK].map(|flags| run(&program, &from_port(HTTP, key, flags))));
+        let opened = run(&program, &from_port(HTTP, key, SYN));
+        assert!(answer(&program, LOCAL, key, SYN | ACK));
+        evicted.push([opened, run(&program, &from_port(HTTP, key, ACK))]);
     }
     let [nothing, invalid, closed, half_open, unconfirmed, idle, live] = [
         vec![],
@@ -258,7 +261,7 @@ pub(crate) fn of_what_is_gone_make_room_first() {
 pub(crate) const DROP: u32 = 1;
 pub(crate) const PASS: u32 = 2;
 
-/// Of flows that have proven nothing, the oldest makes room. A second packet proves enough.
+/// Of flows that have proven nothing, the oldest makes room. An answer and a second packet prove enough.
 pub(crate) fn a_flood_evicts_its_own_flows() {
     let state = fixture::state();
     let keys = neighbors(&state, &HTTP.flow(), 60);
@@ -274,6 +277,7 @@ pub(crate) fn a_flood_evicts_its_own_flows() {
         assert_eq!(flags(key), Some(FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN));
         run(key, SYN);
         assert_eq!(flags(key), Some(FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN), "the same SYN again");
+        assert!(answer(&program, LOCAL, key, SYN | ACK));
         run(key, ACK);
         assert_eq!(flags(key), Some(FLOW_REPLIES | FLOW_ISN));
     }
@@ -391,6 +395,25 @@ pub(crate) fn an_overflow_is_remembered() {
     }
     let after = overflow();
     assert!(after.wrapping_sub(before) >= 10 * state.config.hz, "{before} became {after}");
+}
+
+/// The SYN is taken for a new flow's first, and the backend of that one would be taken: another flow of the client
+/// has it, in the first set.
+pub(crate) fn a_syn_finds_its_record_in_the_second_set() {
+    let mut state = fixture::state();
+    for key in neighbors(&state, &HTTP.flow(), 3) {
+        state.flows.insert(key, established(key));
+    }
+    HTTP_TOO.remember(&mut state, LOCAL, 0, 1, FLOW_ISN);
+    HTTP.remember(&mut state, LOCAL_TOO, 0, ISN, FLOW_ISN);
+    for table in [&[LOCAL, LOCAL_TOO][..], &[LOCAL]] {
+        HTTP.set(&mut state, table, table);
+        let program = pool::load(&state, fixture::FLOWS).unwrap();
+        let before = program.state().unwrap().flows;
+        let outcome = program.run(Hook::Ingress, &from_client().ipv4(&syn(HTTP))).unwrap();
+        assert_eq!(outcome.frame, from_client().ipv4(&to(&syn(HTTP), LOCAL_TOO)), "{} backends", table.len());
+        assert_eq!(program.state().unwrap().flows, before);
+    }
 }
 
 /// Programs look at one way of a set first, and most of their time goes into each further one.

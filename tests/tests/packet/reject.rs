@@ -1,9 +1,9 @@
 //! Cases of answers in a VIP's name.
 
-use vipmux_common::abi::{DropReason, Stat, UNCLAIMED_PASS, UNCLAIMED_REJECT};
+use vipmux_common::abi::{DropReason, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, Stat, UNCLAIMED_PASS, UNCLAIMED_REJECT};
 use vipmux_tests::{
     frames::{ACK, Ethernet, FIN, Ipv4, Payload, RST, SYN, Tcp, Udp, checksum},
-    program::State,
+    program::{IFINDEX, State},
 };
 
 use crate::{
@@ -159,6 +159,8 @@ fn unreachables() -> Vec<Case> {
 }
 
 fn settings() -> Vec<Case> {
+    const MTU: u32 = 1500;
+    let merged = Ipv4::tcp(CLIENT, VIP, closed(ACK).data(&[0x5a; MTU as usize]));
     let closed_syn = Ipv4::tcp(CLIENT, VIP, closed(SYN));
     let frame = || from_client().ipv4(&Ipv4::tcp(CLIENT, VIP, closed(SYN)));
     let sent_on = Ethernet::new(PEER_MAC, SELF_MAC);
@@ -173,6 +175,12 @@ fn settings() -> Vec<Case> {
         Case::ingress("where they pass, one that a peer has handed over does not", from_peer().ipv4(&closed_syn))
             .given(|state| state.config.unclaimed = UNCLAIMED_PASS)
             .becomes(Verdict::Dropped(DropReason::NoService), &[Counter::Stat(Stat::FromPeer)]),
+        Case::ingress("a frame that stands for several gets no answer", from_client().ipv4(&merged))
+            .given(|state| {
+                rejecting(state);
+                state.interfaces[IFINDEX].flags = INTERFACE_GENERIC | MTU << INTERFACE_MTU_SHIFT;
+            })
+            .dropped(DropReason::NoService),
         Case::ingress("a served port is not rejected", from_client().ipv4(&datagram(SYSLOG)))
             .given(rejecting)
             .becomes(

@@ -1,8 +1,8 @@
 //! Cases of VIPs on a segment with a number: how nodes are reached there.
 
 use vipmux_common::abi::{
-    DropReason, INTERFACE_GENERIC, INTERFACE_MERGED, INTERFACE_MTU_SHIFT, NODE_ATTACHED, NODE_VLAN, NODE_VLAN_SHIFT,
-    Stat,
+    DropReason, INTERFACE_GENERIC, INTERFACE_MERGED, INTERFACE_MTU_SHIFT, INTERFACE_UNSUMMED, NODE_ATTACHED, NODE_VLAN,
+    NODE_VLAN_SHIFT, Stat,
 };
 use vipmux_tests::{
     frames::{ACK, Ethernet, Icmpv6, Ipv4, Ipv6, Mac, Tcp},
@@ -251,6 +251,16 @@ fn too_big() -> Vec<Case> {
             })
             .becomes(Verdict::Passed(marked(&handed(&too_long, PEER_MAC))), &new_flow(HTTPS, Stat::HandedOver))
             .then(recorded),
+        Case::ingress("where no card computes checksums, tc sends all frames", from_client().ipv4(&long(NARROW)))
+            .given(|state| {
+                state.interfaces[IFINDEX].flags = INTERFACE_GENERIC
+                    | INTERFACE_MERGED
+                    | INTERFACE_UNSUMMED
+                    | u32::from(NARROW) << INTERFACE_MTU_SHIFT;
+            })
+            .becomes(Verdict::Passed(marked(&handed(&long(NARROW), PEER_MAC))), &new_flow(HTTPS, Stat::HandedOver))
+            .then(recorded)
+            .in_this_family(),
         Case::ingress(
             "a later fragment that is too long is dropped",
             from_client().ipv4(&fragments::cut(&datagram(SYSLOG))[1]),

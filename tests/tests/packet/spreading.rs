@@ -1,8 +1,11 @@
 //! Tests where new flows go if nodes of their backends cannot be reached.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
-use vipmux_common::abi::NODE_ATTACHED;
+use vipmux_common::{
+    abi::{FlowKey, NODE_ATTACHED, SERVICE_HASHES_VIP},
+    hash,
+};
 use vipmux_tests::{
     frames::{Ipv4, SYN, Tcp},
     program::{Hook, State},
@@ -65,5 +68,27 @@ pub(crate) fn where_one_backend_of_ten_is_reachable() {
     set_table(&mut state, &[&[FAR][..], &[UNREACHABLE; 9]].concat());
     for counts in destinations(&state) {
         assert_eq!(counts, BTreeMap::from([(Some(FAR_MAC), u32::from(FLOWS))]));
+    }
+}
+
+pub(crate) fn by_the_vips_address_where_the_service_says_so() {
+    for flags in [0, SERVICE_HASHES_VIP] {
+        let mut state = fixture::state();
+        SPREAD.set(&mut state, &[REMOTE, FAR], &[]);
+        state.services.get_mut(&SPREAD.key()).unwrap().flags = flags;
+        for (state, is_ipv6) in [(state.clone(), false), (family::state(state.clone()), true)] {
+            let (service, program) = (state.services[&SPREAD.key()], pool::load(&state, RECORDS).unwrap());
+            let salt = hash::salt(&service, &state.service_states[SPREAD.slot as usize].vip);
+            assert_eq!(salt != 0, flags != 0);
+            for port in 1_024..1_124u16 {
+                let frame = from_client().ipv4(&Ipv4::tcp(CLIENT, SPREAD.vip, Tcp::new(port, SPREAD.port, SYN)));
+                let frame = if is_ipv6 { family::frame(&frame).unwrap() } else { frame };
+                let outcome = program.run(Hook::Ingress, &frame).unwrap();
+                let client = if is_ipv6 { IpAddr::from(family::v6(CLIENT)).into() } else { fixture::address(CLIENT) };
+                let key = FlowKey { client, client_port: port.to_be(), ..SPREAD.flow() };
+                let mac = [PEER_MAC, FAR_MAC][hash::slot(hash::flow(&key, salt), 2) as usize];
+                assert_eq!(outcome.frame[..6], mac, "port {port}, flags {flags}, IPv6 {is_ipv6}");
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@ use super::{machine::Machine, root};
 use crate::workspace;
 
 /// Programs of a guest that cannot run those of this machine.
-const PROGRAMS: [&str; 3] = ["busybox-static", "kmod", "nftables"];
+const PROGRAMS: [&str; 4] = ["busybox-static", "kmod", "libteam-utils", "nftables"];
 
 /// Prefixes of a kernel's packages. From 7.x on, the image depends on two others that hold its
 /// parts.

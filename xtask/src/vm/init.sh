@@ -11,6 +11,8 @@ mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
 export PATH=/bin:/sbin:/usr/sbin HOME=/root CI=true TMPDIR=/tmp
 ulimit -n 65536
+# QEMU's monitor, if there is one: without this, the terminal would send back all that it says.
+stty -F /dev/ttyS1 raw -echo 2>/dev/null
 # Modules that the kernel does not load by itself.
 for module in bridge veth 8021q bonding sctp nf_tables nf_conntrack \
     virtio_pci virtio_net igb vmxnet3 e1000e e1000 8139cp xhci_pci cdc_ether; do

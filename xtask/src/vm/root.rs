@@ -13,7 +13,8 @@ use super::{machine::Machine, suites::Executables};
 use crate::{setup, workspace};
 
 /// Programs of this machine. The kernel calls kmod's `modprobe` to load a module.
-const PROGRAMS: [(&str, &str); 3] = [("busybox", "bin/busybox"), ("modprobe", "sbin/modprobe"), ("nft", "bin/nft")];
+const PROGRAMS: [(&str, &str); 4] =
+    [("busybox", "bin/busybox"), ("modprobe", "sbin/modprobe"), ("nft", "bin/nft"), ("teamnl", "bin/teamnl")];
 
 /// Makes the tree below `folder` and packs it. Returns the archive's path.
 pub(super) fn pack(machine: &Machine, folder: &Path, executables: &Executables) -> Result<PathBuf> {

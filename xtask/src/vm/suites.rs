@@ -15,7 +15,7 @@ use crate::workspace;
 /// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends,
 /// replies, fragments, generic XDP, veths, direct server return, restart and removal. The others
 /// run only on the developer's kernel.
-const NETWORK: [&str; 21] = [
+const NETWORK: [&str; 29] = [
     "direct_return::pods_here_and_elsewhere_answer_in_the_vips_name",
     "leading::restarting_every_agent_loses_no_request",
     "leading::the_planned_leader_answers_and_the_client_knows_its_mac",
@@ -27,22 +27,31 @@ const NETWORK: [&str; 21] = [
     "serving::each_port_reaches_its_own_service_which_sees_the_client",
     "serving::generic_xdp_serves_as_well",
     // The build machine's kernel may lack what these need.
+    "cards::a_vlan_on_a_bond_is_served_in_generic_mode",
     "direct_return::pods_behind_a_vlan_answer_in_the_vips_name",
+    "merged_frames::segments_in_one_piece_go_back_by_a_bond_that_divides_nothing",
     "sctp::associations_reach_every_pod_which_sees_the_client",
     "segments::a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_generic_mode",
     "segments::a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_native_mode",
+    "segments::frames_of_another_vlan_reach_no_vip_on_a_bond_in_generic_mode",
+    "segments::frames_of_another_vlan_reach_no_vip_on_a_team_in_generic_mode",
     "uplinks::a_bond_of_two_cards_answers_a_broadcast_once_whichever_card_it_uses",
+    "uplinks::a_bond_of_two_cards_in_generic_mode_answers_a_broadcast_once_whichever_card_it_uses",
+    "uplinks::a_bond_whose_mode_changes_is_served_by_its_cards_and_by_itself_again",
     "uplinks::a_bonds_card_stands_for_the_bond",
+    "uplinks::a_team_is_served_by_its_cards",
     "uplinks::a_vip_on_a_bond_is_served",
     "uplinks::a_vip_on_a_vlan_is_served_with_its_tag",
     "veths::a_bond_of_plain_veths_is_served_with_the_default_mode",
     "veths::a_vlan_of_a_plain_veth_is_served_with_the_default_mode",
     "veths::native_xdp_whose_frames_are_lost_leads_nothing_and_says_why",
+    "vlan_tags::a_node_whose_vlan_tags_others_take_out_leads_nothing_in_vlans_until_they_stop",
 ];
 
 /// The network tests that run on drivers of real cards, besides [`BY_DEFAULT`]. Those named `native` run only on
 /// cards with native XDP, those named `jumbo` only on cards that take jumbo frames.
-pub(super) const CARDS: [&str; 10] = [
+pub(super) const CARDS: [&str; 11] = [
+    "cards::a_cable_that_is_out_takes_the_cards_carrier",
     "cards::a_card_serves_everything_in_native_mode",
     "cards::a_card_serves_everything_in_generic_mode",
     "cards::a_vlan_is_served_after_its_cards_tags_were_turned_on_in_native_mode",
@@ -57,6 +66,9 @@ pub(super) const CARDS: [&str; 10] = [
 
 /// The test of cards whose driver does not run native XDP in all its configurations.
 pub(super) const BY_DEFAULT: &str = "cards::a_card_serves_everything_in_the_default_mode";
+
+/// The test of a card that refuses native XDP because of its host.
+pub(super) const REFUSED: &str = "cards::native_xdp_that_the_host_prevents_has_a_remedy";
 
 /// The programs that a guest runs.
 pub(super) struct Executables {
@@ -95,7 +107,7 @@ pub(super) fn build(machine: &Machine) -> Result<Executables> {
     let programs =
         vec![("vipmux", folder.join("vipmux")), ("pod", folder.join("pod")), ("packet", packet), ("network", network)];
     let executables = Executables { programs, tests: tests(&listed) };
-    check(&executables, NETWORK.into_iter().chain(CARDS).chain([BY_DEFAULT]))?;
+    check(&executables, NETWORK.into_iter().chain(CARDS).chain([BY_DEFAULT, REFUSED]))?;
     Ok(executables)
 }
 
@@ -104,14 +116,17 @@ fn tests(listed: &str) -> BTreeSet<String> {
     listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
-/// The script of a guest of another kernel: one line per suite.
-pub(super) fn commands() -> String {
-    format!("suite packet\n{}", network(&NETWORK))
+/// The script of a guest of another kernel: one line per suite, or these tests of the network suite.
+pub(super) fn commands(tests: &[String]) -> String {
+    if tests.is_empty() {
+        return format!("suite packet\n{}", network(&NETWORK));
+    }
+    network(&tests.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Returns the script's line for tests of the network suite. One runs at a time: an emulated CPU is slow.
 pub(super) fn network(tests: &[&str]) -> String {
-    format!("suite network --test-threads=1 --exact {}\n", tests.join(" "))
+    format!("suite network --test-threads=1 --nocapture --exact {}\n", tests.join(" "))
 }
 
 /// Fails if a selected test is not there: the suite would pass without it.

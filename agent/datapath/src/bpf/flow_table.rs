@@ -6,14 +6,15 @@
 use std::{
     collections::BTreeMap,
     io,
+    mem::offset_of,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use aya::maps::{Array, IterableMap as _, MapData};
 use vipmux_common::{
     abi::{
-        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
-        FlowRecord, FlowSecret, FlowSet,
+        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN,
+        FlowKey, FlowRecord, FlowSecret, FlowSet, UDP,
     },
     flow_table::{
         self, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, WAYS, is_first_set, reserve_set, reserve_sets,
@@ -24,6 +25,10 @@ use super::maps::mapped_array::{Access, MappedArray};
 
 /// Numbers of eight bytes in a record.
 const WORDS: usize = size_of::<FlowRecord>() / size_of::<u64>();
+
+/// The number in a record with [`FlowRecord::flags`], and the flags' place in it.
+const STATE: usize = offset_of!(FlowRecord, flags) / size_of::<u64>();
+const FLAGS: usize = offset_of!(FlowRecord, flags) % size_of::<u64>() * 8;
 
 /// A flow table, mapped into memory.
 pub struct FlowTable {
@@ -112,6 +117,25 @@ impl FlowTable {
         // The lower half is the set's.
         let check = first & !u64::from(u32::MAX);
         let _ = words[0].fetch_update(Relaxed, Relaxed, |word| Some(word & u64::from(u32::MAX) | check));
+    }
+
+    /// Marks the records whose Service does not have their backend any more
+    /// ([`FlowRecord::orphan_flag`]). Returns how many are new.
+    ///
+    /// A record may be given to another flow meanwhile. Then that one may choose a backend again, or it makes
+    /// room for others a little sooner.
+    pub fn mark_orphans(&self, is_orphan: impl Fn(&FlowRecord) -> bool) -> usize {
+        let all = self.mapping.elements().len() / WORDS;
+        let marked = (0..all).filter(|position| {
+            let Some(record) = self.get(*position) else { return false };
+            let flag = record.orphan_flag();
+            let is_new = u32::from(record.flags) & flag == 0 && is_orphan(&record);
+            if is_new {
+                self.mapping.elements()[position * WORDS + STATE].fetch_or(u64::from(flag) << FLAGS, Relaxed);
+            }
+            is_new
+        });
+        marked.count()
     }
 
     /// Adds the record of another table, unless this table has a newer one of the flow. Without
@@ -229,9 +253,10 @@ pub enum FlowState {
     Closed,
     /// A connection whose client has sent nothing but SYNs.
     HalfOpen,
-    /// The client has sent one packet.
+    /// Not both sides have spoken: the backend here has sent nothing, or the client one packet.
     Unconfirmed,
-    /// The client has sent more.
+    /// Both sides have spoken. Or the client has sent several packets to a backend whose answers this node does not
+    /// see.
     Established,
 }
 
@@ -246,9 +271,9 @@ impl FlowState {
         let is_half_known = flags & FLOW_REPLIES == 0 && flags & FLOW_CLIENT_FIN != 0;
         if flags & (FLOW_RESET | FLOW_DIRECT) != 0 || flags & BOTH == BOTH || is_half_known {
             Self::Closed
-        } else if flags & FLOW_HALF_OPEN != 0 {
+        } else if flags & FLOW_HALF_OPEN != 0 && record.protocol != UDP {
             Self::HalfOpen
-        } else if flags & FLOW_NEW != 0 {
+        } else if flags & FLOW_UNPROVEN != 0 {
             Self::Unconfirmed
         } else {
             Self::Established
@@ -279,6 +304,27 @@ mod tests {
         for flows in [1, 8, 9, 100, 16_384, 1 << 20, u32::MAX] {
             assert_eq!(mask(elements(flows)), Some(sets(flows) - 1), "{flows} flows");
         }
+    }
+
+    #[test]
+    fn records_whose_service_does_not_have_their_backend_are_marked_once() {
+        let Some(fixture) = Fixture::new() else { return };
+        let table = fixture.maps.writable_flow_table().unwrap();
+        let record =
+            |protocol, backend| FlowRecord { vip: 1, vip_port: 7, protocol, backend, seen: 9, ..FlowRecord::default() };
+        let flags = u8::try_from(FLOW_REPLIES).unwrap();
+        let flows = [record(6, 1), record(6, 2), record(17, 3), record(17, 4)];
+        let flows =
+            flows.map(|flow| FlowRecord { client_port: u16::try_from(flow.backend).unwrap(), flags, epoch: 5, ..flow });
+        assert!(flows.iter().all(|flow| table.add(*flow)));
+        let is_orphan = |record: &FlowRecord| [1, 3].contains(&record.backend);
+        assert_eq!([table.mark_orphans(is_orphan), table.mark_orphans(is_orphan)], [2, 0]);
+        let marks = flows.map(|flow| {
+            let FlowRecord { flags, epoch, seen, .. } = table.find(&flow.key()).unwrap();
+            assert_eq!((epoch, seen), (5, 9));
+            u32::from(flags) & !FLOW_REPLIES
+        });
+        assert_eq!(marks, [FLOW_BACKEND_FIN, 0, FLOW_RESET, 0]);
     }
 
     #[test]

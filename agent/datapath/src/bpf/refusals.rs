@@ -1,7 +1,7 @@
 //! Counts the frames that the kernel refuses after the XDP program's verdict. No return value tells a
 //! program of them, but the kernel reports them at tracepoints (include/trace/events/xdp.h).
 
-use std::{fmt, io};
+use std::io;
 
 use aya::{
     Ebpf,
@@ -69,11 +69,5 @@ impl Refusal {
             (number, Errno::UnknownErrno) => number.to_string(),
             (_, errno) => format!("{errno:?}"),
         }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.action(), self.error())
     }
 }

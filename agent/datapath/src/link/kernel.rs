@@ -16,7 +16,7 @@ use rtnetlink::Handle;
 use tokio::time::Instant;
 use vipmux_common::abi::Mac;
 
-use super::{Interface, InterfaceKind, Links, routes};
+use super::{EthtoolError, Interface, InterfaceKind, Links, routes};
 
 /// The interfaces could not be read or followed.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,9 @@ pub enum LinkError {
         /// The kernel's error.
         source: Box<rtnetlink::Error>,
     },
+    /// No socket for ethtool requests.
+    #[error(transparent)]
+    Ethtool(#[from] EthtoolError),
     /// The socket for notifications closed.
     #[error("the netlink socket for notifications closed")]
     Closed,

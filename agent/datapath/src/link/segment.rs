@@ -5,7 +5,7 @@
 //!  address on        frames come in at          tag
 //!  eth0              eth0                       none
 //!  eth0.100          eth0                       100
-//!  bond0             bond0, whose cards run it  none
+//!  bond0             bond0, at its cards        none
 //!  br0               its ports to the LAN       none, or that of a port like eth0.100
 //! ```
 
@@ -50,6 +50,23 @@ pub struct SegmentPort {
     pub receivers: BTreeSet<u32>,
     /// Those that are cards which their bond does not use now.
     pub backups: BTreeSet<u32>,
+}
+
+impl SegmentPort {
+    /// Returns the interfaces by which frames come in from the wire: the port itself, which has this
+    /// index, or a bond's cards.
+    pub fn cards(&self, port: u32) -> BTreeSet<u32> {
+        let is_card = |receiver: &u32| *receiver != port || self.receivers.len() == 1;
+        self.receivers.iter().copied().filter(is_card).collect()
+    }
+
+    /// Returns the interfaces that the XDP program is attached to. A bond passes a native program on to
+    /// its cards, and generic XDP runs only where it is attached. On the bond it would run too late: the
+    /// kernel takes the VLAN tag out of a frame before it gives the frame to the bond
+    /// (`__netif_receive_skb_core` in net/core/dev.c).
+    pub fn program_places(&self, port: u32, generic: bool) -> BTreeSet<u32> {
+        if generic { self.cards(port) } else { [port].into() }
+    }
 }
 
 /// All segments that VIPs are announced on, and their ports.

@@ -140,6 +140,7 @@ pub(super) fn rules(remembered: u32, direct: bool) -> Vec<RuleMessage> {
         .into_iter()
         .chain(clients.iter().map(return_unless_to_a_client))
         .chain(SOURCES.iter().map(keep_source))
+        .chain((!direct).then(return_unless_udp))
         .chain(SOURCES.iter().map(|backends| remember_client(backends, remembered)))
         .chain(clients.iter().map(|clients| remember_again(clients, remembered)))
         .chain(untracked.filter(|_| direct))
@@ -175,6 +176,12 @@ fn keep_source(set: &NftSet) -> RuleMessage {
     let family = set.family;
     let identity = [family.load_address(End::Source, Register::Reg1), snat_to(family.protocol, Register::Reg1)];
     rule(&POSTROUTING, is_element(set, End::Source).into_iter().chain([counter()]).chain(identity))
+}
+
+/// `meta l4proto != udp return`: most packets of a node. All rules after this one are about datagrams.
+fn return_unless_udp() -> RuleMessage {
+    let is_other = compare(Operator::NotEqual, &[Protocol::Udp.number()]);
+    rule(&PREROUTING, [meta(MetaKey::L4Proto, Register::Reg1), is_other, return_verdict()])
 }
 
 /// `meta l4proto udp meta nfproto ipv4 ip daddr . meta l4proto . th dport @backends4

@@ -29,6 +29,7 @@ use super::{
 use vipmux_model::{
     NodeName, PortClaim, PortNumber, ServiceName, Vip,
     desired::{DesiredService, Readiness, Treatment, Unreachable},
+    hashing::Hashing,
 };
 use vipmux_testing::{
     PATIENCE,
@@ -271,6 +272,7 @@ fn nothing(local: NodeName) -> Desired {
         vips: BTreeMap::new(),
         services: OrdMap::new(),
         unreachable: Unreachable::Refuse,
+        hashing: Hashing::First,
     }
 }
 

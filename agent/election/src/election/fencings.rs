@@ -38,6 +38,8 @@ pub(super) struct Fencings {
     cut_off: Option<Duration>,
     /// The promises of nodes that are not fenced, as their records were read or a watch showed them last.
     promises: BTreeMap<NodeName, Duration>,
+    /// The times since when the records of nodes say that they are fenced, as far as this node has seen it.
+    fenced_since: BTreeMap<NodeName, Duration>,
 }
 
 /// The progress of fencing a node.
@@ -113,18 +115,33 @@ impl Fencings {
     }
 
     /// Notes what a node promises in its record. A node that is fenced promises nothing.
-    pub(super) fn note_promise(&mut self, node: &NodeName, content: &RecordContent) {
+    pub(super) fn note_content(&mut self, node: &NodeName, content: &RecordContent, now: Duration) {
         if matches!(content.standing, RecordStanding::Fenced(_)) {
             self.promises.remove(node);
+            self.note_fenced(node, now);
         } else {
             self.promises.insert(node.clone(), content.promise);
+            self.fenced_since.remove(node);
         }
+    }
+
+    fn note_fenced(&mut self, node: &NodeName, now: Duration) {
+        self.fenced_since.entry(node.clone()).or_insert(now);
+    }
+
+    /// Returns whether a node is fenced, and has been for this time. A takeover that began with a record that was
+    /// read in time may end a moment later.
+    pub(super) fn is_fenced_for(&self, node: &NodeName, time: Duration, now: Duration) -> bool {
+        const MOMENT: Duration = Duration::from_secs(1);
+        self.is_fenced(node, now.saturating_sub(MOMENT))
+            && self.fenced_since.get(node).is_some_and(|since| now >= *since + time)
     }
 
     /// Forgets a node whose record is gone, as that of a Node that was deleted.
     pub(super) fn forget(&mut self, node: &NodeName) {
         self.read.remove(node);
         self.promises.remove(node);
+        self.fenced_since.remove(node);
         self.nodes.retain(|fenced, fencing| fenced != node || fencing.stage.is_under_way());
     }
 
@@ -246,9 +263,13 @@ impl Election {
             }
             _ => Some(FencingStage::Pause { until: now + UNAVAILABLE }),
         };
+        let is_fenced = matches!(stage, Some(FencingStage::Fenced { .. }));
         match stage {
             Some(stage) => fencing.stage = stage,
             None => drop(self.fencings.nodes.remove(node)),
+        }
+        if is_fenced {
+            self.fencings.note_fenced(node, now);
         }
     }
 }

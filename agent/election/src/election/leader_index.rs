@@ -8,7 +8,7 @@ use imbl::OrdMap;
 
 use crate::{
     lease::{Lease, compare_epochs},
-    membership::{Claimed, Peer, Peers},
+    membership::{Claimed, Peer, Peers, State},
     placement::Preferences,
 };
 use vipmux_model::{NodeName, Vip};
@@ -39,19 +39,23 @@ pub(super) struct LeaderIndex {
 struct Snapshot {
     ready: bool,
     draining: bool,
+    lapsed: bool,
+    /// Without those of a peer that has lapsed.
     claims: OrdMap<Vip, Claimed>,
 }
 
 impl Snapshot {
     /// Returns the snapshot of a living peer.
     fn of(peer: &Peer) -> Option<Self> {
-        let (ready, draining) = (peer.state.ready, peer.state.draining);
-        peer.status.is_alive().then(|| Self { ready, draining, claims: peer.state.claims.clone() })
+        let State { ready, draining, lapsed, ref claims, .. } = peer.state;
+        let claims = if lapsed { OrdMap::new() } else { claims.clone() };
+        peer.status.is_alive().then_some(Self { ready, draining, lapsed, claims })
     }
 
     fn is(&self, peer: &Peer) -> bool {
-        let same = (self.ready, self.draining) == (peer.state.ready, peer.state.draining);
-        same && peer.status.is_alive() && self.claims.ptr_eq(&peer.state.claims)
+        let State { ready, draining, lapsed, ref claims, .. } = peer.state;
+        let same = (self.ready, self.draining, self.lapsed) == (ready, draining, lapsed);
+        same && peer.status.is_alive() && (lapsed || self.claims.ptr_eq(claims))
     }
 }
 
@@ -81,7 +85,7 @@ impl LeaderIndex {
             Some(now) => self.seen.insert(name.clone(), now),
             None => self.seen.remove(name),
         };
-        let flags = |seen: &Option<Snapshot>| seen.as_ref().map(|seen| (seen.ready, seen.draining));
+        let flags = |seen: &Option<Snapshot>| seen.as_ref().map(|seen| (seen.ready, seen.draining, seen.lapsed));
         if flags(&before) != flags(&now) {
             self.preferences = None;
         }

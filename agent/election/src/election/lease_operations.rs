@@ -8,7 +8,7 @@ use super::{
     io::{AddressOwner, Command, LeaseOutcome},
     role::{Lost, Role},
     takeover::TURN,
-    takeover_guard::Takeover,
+    takeover_guard::{Takeover, is_confirmed},
     vip_state::{Context, OwnLeadership, VipState, WrittenLease},
 };
 use crate::{
@@ -29,12 +29,17 @@ const LATER: Duration = Duration::from_secs(1);
 pub(super) const HEDGE: Duration = Duration::from_millis(100);
 /// The pause after which the LAN is asked again for an address that has another owner.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// The time after which a leader has read that it is fenced, and has stopped. Less than two questions to the LAN
+/// are apart, with the jitter of a pause.
+const STOPPED: Duration = Duration::from_secs(8);
 
 /// An operation at the store or on the LAN. A VIP has one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LeaseOperation {
     /// Reads the Lease for a takeover.
     TakeoverRead,
+    /// The store cannot be used for a takeover. The peers may decide until then.
+    TakeoverRefused { until: Duration },
     /// Asks the LAN whether the last leader is alive after all.
     TakeoverProbe { lease: Option<Lease>, why: Why },
     /// Swaps the Lease for a takeover.
@@ -47,9 +52,20 @@ pub(super) enum LeaseOperation {
     Detect,
 }
 
+/// What became of the leader before this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Predecessor {
+    /// It does not answer.
+    Gone,
+    /// That will be known soon.
+    Unclear,
+    /// It may lead the VIP again.
+    Leads(NodeName),
+}
+
 /// Returns whether a living peer claims the VIP.
 fn is_claimed(vip: Vip, peers: &Peers) -> bool {
-    peers.members.values().any(|peer| peer.status.is_alive() && peer.state.claims.contains_key(&vip))
+    peers.members.values().any(|peer| peer.status.is_alive() && peer.state.leads(vip))
 }
 
 impl VipState {
@@ -80,7 +96,10 @@ impl VipState {
     /// Decides by the peers what the store does not answer in time. The operation goes on, and its
     /// result is compared with what was decided.
     pub(super) fn hedge(&mut self, peers: &Peers, cx: &mut Context<'_>) {
-        use LeaseOperation::{CheckRead, CheckSwap, TakeoverRead, TakeoverSwap};
+        use LeaseOperation::{CheckRead, CheckSwap, TakeoverRead, TakeoverRefused, TakeoverSwap};
+        if let Some(TakeoverRefused { until }) = self.operation {
+            return self.take_over_without_store(until, peers, cx);
+        }
         if !matches!(self.operation, Some(TakeoverRead | TakeoverSwap { .. } | CheckRead | CheckSwap)) {
             return;
         }
@@ -93,9 +112,10 @@ impl VipState {
             Some(TakeoverSwap { epoch, .. }) => (epoch, CheckSwap),
             _ => {
                 // Who announced a VIP that this node yielded may have the Lease.
-                if self.role == Role::Suspended && cx.open && self.is_clear(peers, cx.vip) {
+                if self.role == Role::Suspended && cx.open && peers.majority {
                     // A node that is cut off again knows nothing of a leader that comes back.
-                    if peers.evidence < cx.now.checked_sub(HEARTBEAT / 2) {
+                    let is_fresh = peers.evidence >= cx.now.checked_sub(HEARTBEAT / 2);
+                    if !is_fresh || !self.is_clear(peers, cx) {
                         return cx.schedule.wake_at(cx.now + QUICKLY);
                     }
                     self.lead(cx);
@@ -104,24 +124,40 @@ impl VipState {
                 return;
             }
         };
-        // The same holds for a node that was cut off since it asked the store.
-        if peers.evidence < Some(self.operating_since) {
-            return cx.schedule.wake_at(cx.now + QUICKLY);
-        }
-        // By the next turn, another node may be about to take it, too.
-        let turn =
-            |at: Duration| self.takeable_since.map(|since| at.saturating_sub(since).as_millis() / TURN.as_millis());
-        if turn(cx.now) != turn(self.operating_since) {
+        if self.is_late(cx.now) {
             return;
         }
         // The Lease may name a leader that this node does not know, unless it knows the last one.
-        if let Takeover::Granted { why: why @ Why::Down(_), witnessed: true } =
-            cx.guard.decide(cx.vip, self, peers, cx.now)
-            && cx.open
-            && cx.able
-        {
+        let why = self.reason_without_store(peers, cx).filter(|why| matches!(why, Why::Down(_)));
+        let Some(why) = why else {
+            // The next answers of the others may confirm it.
+            if peers.majority {
+                cx.schedule.wake_at(cx.now + QUICKLY);
+            }
+            return;
+        };
+        if cx.open {
             self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
             self.operation = Some(goes_on);
+        }
+    }
+
+    /// Returns whether the turn of this node has passed in which it began to take the VIP. Another node may be
+    /// about to take it, too.
+    fn is_late(&self, now: Duration) -> bool {
+        let turn =
+            |at: Duration| self.takeable_since.map(|since| at.saturating_sub(since).as_millis() / TURN.as_millis());
+        turn(now) != turn(self.operating_since)
+    }
+
+    /// Returns why this node may take a VIP that nobody claims, while the store does not answer; `None`: it may
+    /// not. A majority must have seen its leader's end, and confirmed that since the store was asked.
+    fn reason_without_store(&self, peers: &Peers, cx: &Context<'_>) -> Option<Why> {
+        let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
+        let confirmed = leader.is_none_or(|leader| is_confirmed(leader, peers, self.operating_since));
+        match cx.guard.decide(cx.vip, self, peers, cx.now) {
+            Takeover::Granted { why, witnessed: true } if peers.majority && cx.able && confirmed => Some(why),
+            _ => None,
         }
     }
 
@@ -151,13 +187,18 @@ impl VipState {
         let now = cx.now;
         match (self.operation.take(), outcome) {
             (Some(LeaseOperation::TakeoverRead), LeaseOutcome::Read(lease)) => self.take_over(lease, peers, cx),
-            (Some(LeaseOperation::TakeoverRead), _) => self.take_over_without_store(peers, cx),
+            (Some(LeaseOperation::TakeoverRead), _) => {
+                let until = now + SOON;
+                self.operation = Some(LeaseOperation::TakeoverRefused { until });
+                self.take_over_without_store(until, peers, cx);
+            }
             (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Swapped(version)) => {
                 let role = match why {
                     Why::First if detect => Role::Detecting,
-                    // The last leader came back meanwhile. It may not have waited for the store
-                    // either, and gives the VIP up when it hears the claim.
+                    // The last leader came back meanwhile, or it was another node's turn. It may not have
+                    // waited for the store either, and gives the VIP up when it hears the claim.
                     _ if is_claimed(cx.vip, peers) => Role::Suspended,
+                    Why::Down(_) if peers.majority && self.is_late(now) => Role::Suspended,
                     _ => Role::Leading,
                 };
                 let written = Some(WrittenLease { at: now, version });
@@ -174,7 +215,7 @@ impl VipState {
             }
             // The store may have written it all the same. The next read tells.
             (Some(LeaseOperation::TakeoverSwap { .. }), _) => self.pause(SOON, cx),
-            (Some(LeaseOperation::CheckRead), LeaseOutcome::Read(lease)) => self.check(lease, cx),
+            (Some(LeaseOperation::CheckRead), LeaseOutcome::Read(lease)) => self.check(lease, peers, cx),
             (Some(LeaseOperation::CheckSwap), LeaseOutcome::Swapped(version)) => {
                 if let Some(own) = &mut self.own {
                     own.written = Some(WrittenLease { at: now, version });
@@ -186,7 +227,8 @@ impl VipState {
             }
             (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) => self.check_without_store(peers, cx),
             // The operation changed since.
-            (Some(LeaseOperation::TakeoverProbe { .. } | LeaseOperation::Detect) | None, _) => {}
+            (None, _) => {}
+            (Some(operation), _) => self.operation = Some(operation),
         }
     }
 
@@ -224,21 +266,24 @@ impl VipState {
         }
     }
 
-    /// Takes a VIP over while the store is away. A majority must have seen its leader's end.
-    fn take_over_without_store(&mut self, peers: &Peers, cx: &mut Context<'_>) {
-        match cx.guard.decide(cx.vip, self, peers, cx.now) {
-            Takeover::Granted { why, witnessed: true } if peers.majority && cx.able => {
-                let epoch = next_epoch(self.epoch());
-                let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
-                self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
-                self.pause(LATER, cx);
-            }
-            _ => self.pause(SOON, cx),
+    /// Takes a VIP over while the store is away. If the peers do not suffice until then, asks the store again.
+    fn take_over_without_store(&mut self, until: Duration, peers: &Peers, cx: &mut Context<'_>) {
+        if let Some(why) = self.reason_without_store(peers, cx) {
+            self.operation = None;
+            let epoch = next_epoch(self.epoch());
+            let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
+            self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
+            return self.pause(LATER, cx);
         }
+        if !peers.majority || cx.now >= until {
+            self.operation = None;
+            return self.pause(until.saturating_sub(cx.now), cx);
+        }
+        cx.schedule.wake_at(until.min(cx.now + QUICKLY));
     }
 
     /// Compares the Lease with the leadership that this node believes to have.
-    fn check(&mut self, lease: Option<Lease>, cx: &mut Context<'_>) {
+    fn check(&mut self, lease: Option<Lease>, peers: &Peers, cx: &mut Context<'_>) {
         let Some(own) = &mut self.own else { return };
         let epoch = own.epoch;
         self.doubted = false;
@@ -255,7 +300,36 @@ impl VipState {
                 self.give_up(Lost::Taken(lease.holder.clone()), cx);
                 self.set_known(lease.holder, lease.epoch, None, cx.now);
             }
-            lease => self.swap(lease.as_ref(), epoch, LeaseOperation::CheckSwap, cx),
+            lease => {
+                if let Some(lease) = &lease {
+                    self.learn(lease, cx.now);
+                }
+                match self.predecessor(peers, cx) {
+                    Predecessor::Gone => self.swap(lease.as_ref(), epoch, LeaseOperation::CheckSwap, cx),
+                    Predecessor::Unclear => self.pause(HEARTBEAT, cx),
+                    // It may be taken from there like any other VIP.
+                    Predecessor::Leads(node) => drop(self.give_up(Lost::Taken(node), cx)),
+                }
+            }
+        }
+    }
+
+    /// Returns what became of the leader from whom this node took the VIP, if no Lease says that it did, and
+    /// this node has stopped answering since. Of a transfer that was not acknowledged, the old leader has taken
+    /// the VIP back.
+    fn predecessor(&self, peers: &Peers, cx: &Context<'_>) -> Predecessor {
+        let leader = self.known.as_ref().map(|known| &known.node).filter(|node| *node != cx.local);
+        let Some(leader) = leader.filter(|_| self.role != Role::Leading && !self.is_written()) else {
+            return Predecessor::Gone;
+        };
+        match peers.members.get(leader).filter(|peer| peer.status.is_alive()) {
+            Some(peer) if peer.current > Some(self.since) && !peer.state.leads(cx.vip) => Predecessor::Gone,
+            // It gives the VIP up when it hears the claim of this node.
+            Some(_) => Predecessor::Unclear,
+            None => match cx.guard.decide(cx.vip, self, peers, cx.now) {
+                Takeover::Granted { witnessed: true, .. } => Predecessor::Gone,
+                _ => Predecessor::Leads(leader.clone()),
+            },
         }
     }
 
@@ -300,7 +374,7 @@ impl VipState {
         if self.role == Role::Leading {
             return self.pause(LATER, cx);
         }
-        if self.is_clear(peers, cx.vip) {
+        if self.is_clear(peers, cx) {
             self.lead(cx);
             self.doubted = true;
         }
@@ -309,15 +383,28 @@ impl VipState {
 
     /// Returns whether this node's VIP, for which it does not answer now, is nobody else's: a majority
     /// says so, and all its states are newer than the doubt.
-    fn is_clear(&self, peers: &Peers, vip: Vip) -> bool {
+    fn is_clear(&self, peers: &Peers, cx: &Context<'_>) -> bool {
         let mut alive = peers.members.values().filter(|peer| peer.status.is_alive());
         peers.majority
             && matches!(self.role, Role::Suspended | Role::Yielded)
-            && alive.all(|peer| peer.current > Some(self.since) && !peer.state.claims.contains_key(&vip))
+            && alive.all(|peer| peer.current > Some(self.since) && !peer.state.leads(cx.vip))
+            && self.predecessor(peers, cx) == Predecessor::Gone
+    }
+
+    /// Returns whether something else than the last leader answers on the LAN: a switch does that for
+    /// stations that are gone. The leader has been fenced for so long that it would have stopped:
+    ///
+    /// - Of two Nodes, it is no majority without this one. So it only answers as its record allows.
+    /// - It shares the store, since it holds the Lease. So it reads in its record that it is fenced.
+    /// - Cut off from the store, it stops after the promise in its record.
+    fn is_answered_by_the_network(&self, lease: Option<&Lease>, peers: &Peers, cx: &Context<'_>) -> bool {
+        let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
+        let is_shared = leader.is_some() && lease.map(|lease| &lease.holder) == leader;
+        is_shared && peers.pair && leader.is_some_and(|leader| cx.guard.fencings.is_fenced_for(leader, STOPPED, cx.now))
     }
 
     /// Handles the result of a probe on the LAN.
-    pub(super) fn probed(&mut self, owner: &AddressOwner, cx: &mut Context<'_>) {
+    pub(super) fn probed(&mut self, owner: &AddressOwner, peers: &Peers, cx: &mut Context<'_>) {
         match (self.operation.take(), owner) {
             // A node that is cut off leaves the Lease to the others. A client that looks for the
             // VIP would be heard.
@@ -327,11 +414,18 @@ impl VipState {
             }
             // The leader answers, and only gossip does not reach it. Its MAC need not be known: a node
             // publishes its MACs by gossip.
-            (Some(LeaseOperation::TakeoverProbe { why, .. }), AddressOwner::Peer | AddressOwner::ForeignSpeaker(_)) => {
+            (
+                Some(LeaseOperation::TakeoverProbe { lease, why }),
+                AddressOwner::Peer | AddressOwner::ForeignSpeaker(_),
+            ) => {
                 if let AddressOwner::ForeignSpeaker(mac) = owner {
                     cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
                 }
-                self.takeable_since = None;
+                if self.is_answered_by_the_network(lease.as_ref(), peers, cx) {
+                    let epoch = next_epoch(self.epoch());
+                    return self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
+                }
+                (self.takeable_since, self.answered) = (None, why != Why::Resumed);
                 // Who answers for this node's own VIP may have no agent any more, and stop soon.
                 self.pause(if why == Why::Resumed { SOON } else { ASK_AGAIN }, cx);
             }

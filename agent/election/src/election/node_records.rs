@@ -197,7 +197,7 @@ impl Election {
                 self.fencings.note_read(node, asked);
             }
             if let RecordOutcome::Read(Some(record)) = &outcome {
-                self.fencings.note_promise(node, &record.content);
+                self.fencings.note_content(node, &record.content, now);
             }
             return self.fencing_progressed(node, outcome, peers, now);
         }
@@ -278,7 +278,7 @@ impl Election {
             }
             return;
         }
-        self.fencings.note_promise(node, &record.content);
+        self.fencings.note_content(node, &record.content, now);
         if matches!(record.content.standing, RecordStanding::Fenced(_)) {
             return;
         }

@@ -72,7 +72,7 @@ impl OpenAnnouncements {
     /// Returns what the peer says. `patience`: the time that it has to answer.
     fn authorship(self, vip: Vip, peer: Option<&Peer>, patience: Duration, now: Duration) -> Authorship {
         let Some(peer) = peer.filter(|peer| peer.status.is_alive()) else { return Authorship::Possible };
-        if peer.state.claims.contains_key(&vip) {
+        if peer.state.leads(vip) {
             Authorship::Possible
         } else if peer.current > Some(self.last) {
             Authorship::Denied

@@ -91,4 +91,6 @@ pub struct Leadership {
     pub since: Duration,
     /// The reason why it leads.
     pub why: Option<Why>,
+    /// The leader is not heard, and another machine answers for the VIP on the LAN. So this node leaves it alone.
+    pub answered: bool,
 }

@@ -195,7 +195,7 @@ impl Election {
         let (draining, ready) = if *node == self.local {
             (self.availability.draining, self.availability.ready)
         } else {
-            let peer = peers.members.get(node).filter(|peer| peer.status.is_alive())?;
+            let peer = peers.members.get(node).filter(|peer| peer.status.is_alive() && !peer.state.lapsed)?;
             (peer.state.draining, peer.state.ready)
         };
         let leaving = *cordoned || draining;

@@ -92,6 +92,10 @@ impl TakeoverGuard<'_> {
                 Takeover::from(silent, now, Why::Down(known.node.clone()), true)
             }
             MemberStatus::Down => self.decide_down(vip, known, peer, peers, now),
+            // Nodes that were cut off together with it give it the time to come back.
+            MemberStatus::Alive | MemberStatus::Suspected if peer.state.lapsed && now >= self.back + CLAIMLESS => {
+                Takeover::Granted { why: Why::Lapsed(known.node.clone()), witnessed: true }
+            }
             MemberStatus::Alive | MemberStatus::Suspected => {
                 // Nobody could know its claims while it was down.
                 silent(state.unclaimed_since.unwrap_or(now).max(peer.since) + CLAIMLESS)
@@ -104,7 +108,9 @@ impl TakeoverGuard<'_> {
         // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
         // says.
         let same = peer.state.claims.get(&vip).is_some_and(|claim| !is_later(known.epoch, claim.epoch));
-        let witnessed = peers.majority && (known.why.is_some() || same);
+        // If a majority has found it down since, it is not.
+        let confirmed = peer.confirmed >= Some(known.since);
+        let witnessed = peers.majority && (known.why.is_some() || same || confirmed);
         // Without a majority, the leader may be alive elsewhere, as may others who follow it. Perhaps
         // this node was cut off, reached only the store, and does not know yet what happened.
         if self.must_fence(&known.node, self.lease_of(peer), peers.majority, now) {
@@ -155,14 +161,17 @@ impl TakeoverGuard<'_> {
             // heartbeat since it left.
             return past(lease, peer.since);
         }
+        // What answers is not down, whatever gossip says. It will soon have another generation.
+        let answered =
+            peer.answered.filter(|answered| *answered > peer.since).map_or(Duration::ZERO, |at| past(lease, at));
         // A node that was cut off itself knows nothing of the time until it was back.
         if peers.members.len() >= SAMPLE {
             // Our last message to it may have extended its deadline once more.
             let heard = peer.heard.map_or(Duration::ZERO, |heard| past(lease, heard.max(self.back)));
-            return heard.max(peer.since + DISTANT);
+            return heard.max(peer.since + DISTANT).max(answered);
         }
         // If too few nodes confirm it, all know by then that it is down.
-        past(lease, peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT))
+        past(lease, peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT)).max(answered)
     }
 
     /// Returns the time that a peer's kernel answers after its last evidence. Until the peer has
@@ -177,4 +186,14 @@ impl TakeoverGuard<'_> {
 /// time. Clocks differ by up to 2 %.
 fn past(lease: Duration, asked: Duration) -> Duration {
     asked + lease + lease / 50 + MARGIN
+}
+
+/// Returns whether a majority has confirmed since `asked` that a leader is gone: it may have come back, and led
+/// on, since this node lost touch with the others. In large clusters, where not all members are asked, the evidence
+/// of this node stands for that.
+pub(super) fn is_confirmed(leader: &NodeName, peers: &Peers, asked: Duration) -> bool {
+    let is_large = peers.members.len() >= SAMPLE;
+    let peer = peers.members.get(leader);
+    let is_gone = peer.is_none_or(|peer| !peer.status.is_alive() && (is_large || peer.confirmed >= Some(asked)));
+    peers.evidence >= Some(asked) && is_gone
 }

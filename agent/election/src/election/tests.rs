@@ -70,6 +70,7 @@ fn peer(status: MemberStatus, now: Duration) -> Peer {
         generation: 1,
         heard: Some(now),
         silent: None,
+        confirmed: None,
         answered: Some(now),
         current: Some(now),
         state,
@@ -95,7 +96,7 @@ impl Bench {
         for name in ["b", "c"] {
             members.insert(node_name(name), peer(MemberStatus::Alive, T));
         }
-        let peers = Peers { members, evidence: Some(T), majority: true };
+        let peers = Peers { members, evidence: Some(T), majority: true, pair: false };
         let mut bench =
             Self { election: Election::new(node_name("a"), settings, T), peers, now: T, commands: Vec::new() };
         bench.want(&["a"]);
@@ -153,6 +154,7 @@ impl Bench {
         let peer = self.peer(name);
         (peer.status, peer.since) = (status, now);
         peer.silent = peer.heard.filter(|_| status == MemberStatus::Down);
+        peer.confirmed = (!status.is_alive()).then_some(now);
     }
 
     fn give(&mut self, input: Input) -> &mut Self {
@@ -163,6 +165,9 @@ impl Bench {
     /// A heartbeat with fresh evidence.
     fn tick(&mut self) -> &mut Self {
         self.peers.evidence = Some(self.now);
+        for peer in self.peers.members.values_mut() {
+            peer.confirmed = peer.confirmed.map(|_| self.now);
+        }
         self.give(Input::Tick { carrier: true })
     }
 

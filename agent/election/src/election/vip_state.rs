@@ -90,6 +90,8 @@ pub(super) struct VipState {
     pub(super) announced_by: BTreeMap<NodeName, OpenAnnouncements>,
     /// The time of the last announcement that a peer denied. While it is set, the VIP is assured.
     pub(super) forged: Option<Duration>,
+    /// Another machine answered for it on the LAN when this node was about to take it.
+    pub(super) answered: bool,
     pub(super) transfers: Transfers,
 }
 
@@ -148,7 +150,7 @@ impl VipState {
     }
 
     fn forget_takeover(&mut self) {
-        (self.takeable_since, self.unclaimed_since) = (None, None);
+        (self.takeable_since, self.unclaimed_since, self.answered) = (None, None, false);
     }
 
     fn forget_announcements(&mut self) {
@@ -181,6 +183,7 @@ impl VipState {
                 epoch: own.epoch,
                 since: own.since,
                 why: Some(own.why.clone()),
+                answered: false,
             },
             (None, Some(known)) => Leadership {
                 role,
@@ -188,8 +191,9 @@ impl VipState {
                 epoch: known.epoch,
                 since: known.since,
                 why: known.why.clone(),
+                answered: self.answered,
             },
-            (None, None) => Leadership { role, leader: None, epoch: 0, since: self.since, why: None },
+            (None, None) => Leadership { role, leader: None, epoch: 0, since: self.since, why: None, answered: false },
         }
     }
 

@@ -1,6 +1,6 @@
 //! Heartbeats and acks: the evidence that others consider this node alive.
 
-use std::{collections::BTreeSet, ops::Bound, time::Duration};
+use std::{cmp::Reverse, collections::BTreeSet, ops::Bound, time::Duration};
 
 use crate::membership::{
     MemberId, MemberStatus, Membership, Peer, Timer,
@@ -12,9 +12,6 @@ use vipmux_model::NodeName;
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
-
-/// The time for which acks tell that a node is down.
-const LATELY: Duration = Duration::from_secs(10);
 
 impl Membership {
     pub(super) fn heartbeat(&self, now: Duration) -> Heartbeat {
@@ -110,8 +107,7 @@ impl Membership {
         }
         let gone = self.records.iter().filter_map(|(name, record)| {
             let silent = now.saturating_sub(record.assented.unwrap_or(self.evidence.since));
-            let gone = Gone { node: MemberId::key(name), generation: record.down?, silent: nanoseconds(silent) };
-            (silent < LATELY).then_some(gone)
+            Some(Gone { node: MemberId::key(name), generation: record.down?, silent: nanoseconds(silent) })
         });
         gone.take(self.settings.sample).collect()
     }
@@ -174,27 +170,33 @@ impl Membership {
         self.evidence.assent = self.peers.evidence;
     }
 
-    /// Updates the time since which the nodes that are down can have had no evidence. A majority of
-    /// the known members, this node included, considers such a node down. A majority that considers
-    /// it alive would need one of them.
+    /// Updates the time since which the nodes that are down can have had no evidence, and the time of the latest
+    /// heartbeats whose answers confirm that. A majority of the known members, this node included, considers
+    /// such a node down. A majority that considers it alive would need one of them.
     pub(super) fn update_silence(&mut self) {
         if self.view.known > self.settings.sample {
             return;
         }
         let needed = (self.view.known + 1).div_ceil(2);
         for (name, peer) in &mut self.peers.members {
-            let silent = if peer.status == MemberStatus::Down {
+            let (mut last, mut answered) = (Vec::new(), Vec::new());
+            if !peer.status.is_alive() {
                 let key = MemberId::key(name);
-                let own = self.records.get(name).and_then(|record| record.assented).unwrap_or(self.evidence.since);
-                let others = self.records.values().filter_map(|record| record.gone.get(&key));
-                let same = others.filter(|(generation, _)| *generation >= peer.generation).map(|(_, last)| *last);
-                let mut last: Vec<_> = same.chain([own]).collect();
-                last.sort_unstable();
-                last.get(needed - 1).copied()
-            } else {
-                None
-            };
+                last.push(self.records.get(name).and_then(|record| record.assented).unwrap_or(self.evidence.since));
+                answered.push(Some(Duration::MAX));
+                let same = |gone: &&(u64, Duration)| gone.0 >= peer.generation;
+                for record in self.records.values() {
+                    if let Some((_, silent)) = record.gone.get(&key).filter(same) {
+                        last.push(*silent);
+                        answered.push(record.answered);
+                    }
+                }
+            }
+            last.sort_unstable();
+            answered.sort_unstable_by_key(|at| Reverse(*at));
+            let silent = last.get(needed - 1).copied().filter(|_| peer.status == MemberStatus::Down);
             self.output.changed |= std::mem::replace(&mut peer.silent, silent) != silent;
+            peer.confirmed = answered.get(needed - 1).copied().flatten();
         }
     }
 

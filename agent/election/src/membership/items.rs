@@ -72,6 +72,20 @@ pub enum Item {
         /// How it reaches them.
         reach: SegmentReach,
     },
+    /// How it chooses backends for new flows.
+    Hashing(HashingInfo),
+    /// Its kernel's deadline has passed, and its event loop hangs or has no objects: it answers for nothing that
+    /// it claims. It sees to the Leases before it answers again.
+    Lapsed,
+}
+
+/// How a node chooses backends for new flows: numbers of [`vipmux_model::hashing::Hashing`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HashingInfo {
+    /// The newest hashing that it can use.
+    pub newest: u32,
+    /// The one that it uses.
+    pub used: u32,
 }
 
 /// What an agent says of itself.
@@ -132,6 +146,10 @@ pub enum ItemKey {
     Agent,
     /// The key of [`Item::Reach`].
     Reach(IpAddr),
+    /// The key of [`Item::Hashing`].
+    Hashing,
+    /// The key of [`Item::Lapsed`].
+    Lapsed,
 }
 
 /// A backend's port, and how it is probed.
@@ -160,6 +178,8 @@ pub enum Why {
     Silent(NodeName),
     /// The store could not be reached, and a majority was alive.
     Unwritten,
+    /// This leader was alive and stopped answering: [`Item::Lapsed`].
+    Lapsed(NodeName),
     /// A reason of a later version.
     Other,
 }
@@ -173,6 +193,7 @@ impl fmt::Display for Why {
             Self::Handed(node) => write!(f, "{node} handed it over"),
             Self::Silent(node) => write!(f, "{node} held it and was not heard of"),
             Self::Unwritten => f.write_str("nobody led it, and the Leases could not be read"),
+            Self::Lapsed(node) => write!(f, "{node} was alive and stopped answering"),
             Self::Other => f.write_str("its version is newer than this one, and its reason is not known here"),
         }
     }
@@ -192,8 +213,10 @@ pub struct State {
     pub ready: bool,
     /// It transfers its VIPs and takes no others.
     pub draining: bool,
-    /// The VIPs that it leads.
+    /// The VIPs that it leads, or led until it lapsed.
     pub claims: OrdMap<Vip, Claimed>,
+    /// It answers for none of them: [`Item::Lapsed`].
+    pub lapsed: bool,
     /// The VIPs that it cannot announce.
     pub unable: BTreeSet<Vip>,
     /// Its address on each of its segments.
@@ -206,6 +229,8 @@ pub struct State {
     pub agent: Option<AgentInfo>,
     /// How it reaches others on the segment of each of its addresses, as far as it knows.
     pub reach: BTreeMap<IpAddr, SegmentReach>,
+    /// How it chooses backends. Agents that publish nothing of this use the first hashing.
+    pub hashing: HashingInfo,
 }
 
 /// A peer's claim to a VIP.
@@ -232,6 +257,8 @@ impl Item {
             Self::Address(address) => ItemKey::Address(*address),
             Self::Agent(_) => ItemKey::Agent,
             Self::Reach { address, .. } => ItemKey::Reach(*address),
+            Self::Hashing(_) => ItemKey::Hashing,
+            Self::Lapsed => ItemKey::Lapsed,
         }
     }
 }
@@ -267,6 +294,8 @@ impl State {
             ItemChange::Set(Item::Reach { address, reach }) => {
                 self.reach.insert(address, reach);
             }
+            ItemChange::Set(Item::Hashing(hashing)) => self.hashing = hashing,
+            ItemChange::Set(Item::Lapsed) => self.lapsed = true,
             ItemChange::Gone(ItemKey::Agent) => self.agent = None,
             ItemChange::Gone(ItemKey::Ready) => self.ready = false,
             ItemChange::Gone(ItemKey::Draining) => self.draining = false,
@@ -288,7 +317,14 @@ impl State {
             ItemChange::Gone(ItemKey::Reach(address)) => {
                 self.reach.remove(&address);
             }
+            ItemChange::Gone(ItemKey::Hashing) => self.hashing = HashingInfo::default(),
+            ItemChange::Gone(ItemKey::Lapsed) => self.lapsed = false,
         }
+    }
+
+    /// Returns whether it leads a VIP.
+    pub fn leads(&self, vip: Vip) -> bool {
+        !self.lapsed && self.claims.contains_key(&vip)
     }
 
     /// Takes over from `before` when equal claims were learned.

@@ -143,6 +143,7 @@ impl Membership {
             generation: member.generation,
             heard: None,
             silent: None,
+            confirmed: None,
             answered: None,
             current: None,
             state: State::default(),

@@ -18,6 +18,8 @@ pub struct Peers {
     /// More than half of the known members are alive, this node included. It is `false` where the
     /// cluster has other Nodes and none of them was ever alive here.
     pub majority: bool,
+    /// The cluster has two Nodes, this one included. So only the other one can be a majority with this one.
+    pub pair: bool,
 }
 
 /// Another node. Times are `CLOCK_BOOTTIME` of this node.
@@ -34,6 +36,9 @@ pub struct Peer {
     /// For a peer that is down: the latest time at which evidence that it can have was asked for.
     /// `None`: not enough nodes confirmed it, or there are more nodes than are all asked.
     pub silent: Option<Duration>,
+    /// For a peer that is down, or has left: a majority of the known members, this node included, considered it
+    /// so when they answered heartbeats of this time or later. `None` as above.
+    pub confirmed: Option<Duration>,
     /// The time of the last heartbeat that it answered.
     pub answered: Option<Duration>,
     /// The copy of its state is as new as this, or newer.

@@ -36,6 +36,9 @@ pub struct MembershipSettings {
     pub news: Duration,
     /// The most members to which a changed state is announced at once.
     pub announced: usize,
+    /// The time without a heartbeat of the event loop after which gossip stops: an agent that is stuck must not
+    /// seem alive. Before that, it says that this node answers no more.
+    pub hung: Duration,
     /// A pull without an answer is repeated after this. The time doubles with each of the next five
     /// tries.
     pub pull: Duration,
@@ -52,6 +55,7 @@ impl MembershipSettings {
             probe_period: slower(default.probe_period),
             probe_rtt: slower(default.probe_rtt),
             suspicion: slower(default.suspicion),
+            hung: lease + Duration::from_secs(1),
             ..default
         }
     }
@@ -73,6 +77,7 @@ impl Default for MembershipSettings {
             sample: SAMPLE,
             news: milliseconds(10),
             announced: 64,
+            hung: milliseconds(1300),
             pull: milliseconds(30),
         }
     }

@@ -385,6 +385,18 @@ fn a_node_that_never_heard_of_the_others_is_no_majority() {
 }
 
 #[test]
+fn a_pair_is_two_nodes_whether_they_were_heard_or_not() {
+    let mut network = Network::idle(2, 9);
+    network.cut = Box::new(|_, _| true);
+    (0..2).for_each(|node| network.start(node));
+    network.run(ms(1000));
+    assert!(network.of(0).peers().pair);
+    for nodes in [1, 3] {
+        assert!(!together(nodes, 9).of(0).peers().pair, "{nodes} nodes");
+    }
+}
+
+#[test]
 fn evidence_of_one_is_itself_and_of_two_the_other() {
     let mut alone = together(1, 10);
     alone.run(ms(1000));

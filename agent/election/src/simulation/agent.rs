@@ -28,8 +28,8 @@ pub(super) struct Agent {
     /// number.
     led: BTreeMap<Vip, u64>,
     store: Operations,
-    /// The time of the event loop's last heartbeat, by the node's clock.
-    turned: Duration,
+    /// Its `--lease`.
+    lease: Duration,
     synced: bool,
     carrier: bool,
     /// The manifests must be read again before the wanted VIPs count.
@@ -103,7 +103,7 @@ impl NodeHandle<'_> {
             election,
             led: BTreeMap::new(),
             store: Operations::default(),
-            turned: now,
+            lease,
             synced: false,
             carrier: false,
             awaits: false,
@@ -132,7 +132,7 @@ impl NodeHandle<'_> {
         if self.get_mut().agent.take().is_some() {
             self.log(|| "agent: gone".to_owned());
         }
-        self.get_mut().paused = None;
+        (self.get_mut().paused, self.get_mut().hangs) = (None, false);
     }
 
     pub(super) fn pause(&mut self) {
@@ -142,8 +142,16 @@ impl NodeHandle<'_> {
         }
     }
 
+    pub(super) fn hang(&mut self) {
+        if self.get().paused.is_none() {
+            self.pause();
+            self.get_mut().hangs = self.get().paused.is_some();
+        }
+    }
+
     pub(super) fn resume(&mut self) {
         let Some(backlog) = self.get_mut().paused.take() else { return };
+        self.get_mut().hangs = false;
         self.get_mut().since = self.world.schedule.now;
         self.log(|| format!("agent: goes on, {} turns behind", backlog.len()));
         // A task of its own handles gossip, before or after the event loop goes on. The loop may
@@ -170,7 +178,8 @@ impl NodeHandle<'_> {
         if at.run != run || at.agent.is_none() {
             return;
         }
-        if let Some(backlog) = &mut at.paused {
+        let is_gossip = matches!(event, AgentEvent::Payload { .. } | AgentEvent::Wake);
+        if let Some(backlog) = at.paused.as_mut().filter(|_| !at.hangs || !is_gossip) {
             let alone = match event {
                 AgentEvent::Beat => !backlog.iter().any(|event| matches!(event, AgentEvent::Beat)),
                 AgentEvent::Wake => !backlog.iter().any(|event| matches!(event, AgentEvent::Wake)),
@@ -265,7 +274,7 @@ impl NodeHandle<'_> {
     fn tick(&mut self) {
         let now = self.now();
         let Some(agent) = self.agent() else { return };
-        agent.turned = now;
+        agent.membership.note_event_loop(agent.lease, now);
         let carrier = agent.carrier;
         let mut inputs: Vec<_> = self.take_heard().into_iter().map(Input::PeerAnnounced).collect();
         inputs.push(Input::Tick { carrier });
@@ -359,10 +368,14 @@ impl NodeHandle<'_> {
                     self.world.checker.touch_these(&kernel.flags);
                 }
                 kernel.deadline = deadline;
+                if let Some(agent) = self.agent() {
+                    agent.membership.note_deadline(deadline, now);
+                }
             }
             Command::Reload => {
                 agent.awaits = true;
                 let after = self.world.dice.millis(5, 60);
+                let after = self.get().reload.unwrap_or(after);
                 self.schedule(after, AgentEvent::Sync { looked: true });
             }
             Command::Heartbeat => agent.membership.send_heartbeats(now),

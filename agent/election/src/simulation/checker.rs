@@ -259,7 +259,8 @@ impl Checker {
             let lasts = watch.note_overlap(one, other, &cluster.network, now);
             self.overlapping.insert(vip);
             self.figures.overlap = self.figures.overlap.max(lasts);
-            let stopped = [one, other].iter().any(|node| cluster.nodes[*node].paused.is_some());
+            let is_stopped = |node: &usize| cluster.nodes[*node].paused.is_some() && !cluster.nodes[*node].hangs;
+            let stopped = [one, other].iter().any(is_stopped);
             let allowed = if stopped { STOPPED_WINDOW } else { promise.overlap };
             if promise.overlap.is_zero() || lasts > allowed {
                 broken = Some(format!(

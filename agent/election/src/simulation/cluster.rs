@@ -32,7 +32,11 @@ pub(super) struct Node {
     pub(super) run: u64,
     /// The events for an agent that is stopped by SIGSTOP.
     pub(super) paused: Option<VecDeque<AgentEvent>>,
+    /// Only the event loop stands still, and gossip goes on.
+    pub(super) hangs: bool,
     pub(super) access: StoreAccess,
+    /// The time that its source takes to read the objects again; `None`: milliseconds.
+    pub(super) reload: Option<Duration>,
     pub(super) cordoned: bool,
     /// It was asked to drain or to stop.
     pub(super) leaving: bool,
@@ -54,7 +58,9 @@ impl Node {
             build: Build::default(),
             run: 0,
             paused: None,
+            hangs: false,
             access: StoreAccess::Open,
+            reload: None,
             cordoned: false,
             leaving: false,
             since: Duration::ZERO,
@@ -71,6 +77,10 @@ pub(super) struct Cluster {
     pub(super) vips: BTreeSet<Vip>,
     /// Addresses that foreign speakers have.
     pub(super) foreign_speakers: BTreeSet<Vip>,
+    /// The node that announced each VIP last, as switches know it.
+    pub(super) announced: BTreeMap<Vip, usize>,
+    /// Switches answer in the names of nodes that do not.
+    pub(super) proxies: bool,
     /// Candidates for every other VIP have scores.
     scores: bool,
 }
@@ -85,6 +95,8 @@ impl Cluster {
             network: Network::new(),
             vips: (0..vips).map(vip).collect(),
             foreign_speakers: BTreeSet::new(),
+            announced: BTreeMap::new(),
+            proxies: false,
             scores,
         }
     }
@@ -112,6 +124,12 @@ impl Cluster {
                 && self.network.hears(node, other)
                 && self.network.hears(other, node)
         })
+    }
+
+    /// Returns the other node in whose name switches answer a node that asks the LAN for an address.
+    pub(super) fn proxied(&self, node: usize, vip: Vip) -> Option<usize> {
+        let last = self.announced.get(&vip).copied();
+        last.filter(|last| self.proxies && *last != node && self.network.is_on(node))
     }
 
     /// Returns whether an agent runs there that can lead.

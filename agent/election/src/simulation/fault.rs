@@ -1,6 +1,6 @@
 //! The faults, and their effects on the world.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{AgentEvent, Build, StoreAccess, World, WorldEvent, network::Network, vip};
 use vipmux_model::Vip;
@@ -17,6 +17,10 @@ pub(super) enum Fault {
     /// SIGSTOP, and SIGCONT.
     Pause(usize),
     Resume(usize),
+    /// The event loop stands still, as in a system call, and goes on with [`Fault::Resume`].
+    Hang(usize),
+    /// The node's source takes that long to read the objects again, until the networks are whole.
+    SlowSource(usize, Duration),
     /// The hypervisor stops the whole machine with its clocks, and lets it go on. The agent goes on
     /// with [`Fault::Resume`].
     Freeze(usize),
@@ -63,6 +67,8 @@ pub(super) enum Fault {
     },
     /// A foreign speaker has the address, or no longer.
     ForeignSpeaker(usize, bool),
+    /// Switches begin to answer in the names of nodes that are gone, or end it.
+    Proxy(bool),
     /// Somebody deletes the Lease of a VIP.
     Erase(usize),
     /// Everything has settled: moves and writes count from now on.
@@ -89,6 +95,8 @@ impl World {
             Fault::Crash(node) => self.at(node).kill(),
             Fault::PowerOff(node) => self.power_off(node),
             Fault::Pause(node) => self.at(node).pause(),
+            Fault::Hang(node) => self.at(node).hang(),
+            Fault::SlowSource(node, takes) => self.cluster.nodes[node].reload = Some(takes),
             Fault::Resume(node) => self.at(node).resume(),
             Fault::Freeze(node) => self.freeze(node),
             Fault::Thaw(node) => self.thaw(node),
@@ -136,6 +144,7 @@ impl World {
             Fault::ForeignSpeaker(number, there) => {
                 set_present(&mut self.cluster.foreign_speakers, vip(number), there);
             }
+            Fault::Proxy(proxies) => self.cluster.proxies = proxies,
             Fault::Erase(number) => {
                 let vip = vip(number);
                 self.server.leases.remove(&vip);
@@ -196,6 +205,7 @@ impl World {
             self.schedule.after(after, WorldEvent::Fault(Fault::Start(node)));
         }
         self.cluster.foreign_speakers.clear();
+        self.cluster.proxies = false;
         self.update_wanted();
     }
 
@@ -209,7 +219,7 @@ impl World {
         for node in plugged {
             self.notice_link(node);
         }
-        self.cluster.nodes.iter_mut().for_each(|node| node.access = StoreAccess::Open);
+        self.cluster.nodes.iter_mut().for_each(|node| (node.access, node.reload) = (StoreAccess::Open, None));
     }
 
     fn notice_link(&mut self, node: usize) {

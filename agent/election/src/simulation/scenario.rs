@@ -24,6 +24,10 @@ pub enum Scenario {
     Crash,
     /// Agents are stopped and go on.
     Pause,
+    /// Event loops stand still, and gossip goes on.
+    Hang,
+    /// Agents are stopped for a moment, and read their objects again for seconds.
+    SlowSource,
     /// Hypervisors stop machines, whose clocks stand still meanwhile.
     Freeze,
     /// Links go down and come up.
@@ -49,6 +53,8 @@ pub enum Scenario {
     Versions,
     /// Half of the nodes or more go at once, for long, also while the store is slow.
     Half,
+    /// One of two nodes dies, and switches answer in its name.
+    Proxy,
     /// One node at a time dies, stands still or loses its link. A majority lives.
     Single,
     /// Nodes die, drain and come back. Some VIPs prefer nodes to others.
@@ -104,7 +110,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 24] = [
+    pub const SMALL: [Self; 27] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -129,6 +135,9 @@ impl Scenario {
         Self::Half,
         Self::Single,
         Self::Scores,
+        Self::Proxy,
+        Self::Hang,
+        Self::SlowSource,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -136,9 +145,13 @@ impl Scenario {
         format!("{self:?}").to_lowercase()
     }
 
-    /// Returns the scenario of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::SMALL.into_iter().chain([Self::Cold, Self::Large]).find(|scenario| scenario.name() == name)
+    /// Returns the scenario of this name. The error lists all names.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let all = || Self::SMALL.into_iter().chain([Self::Cold, Self::Large]);
+        all().find(|scenario| scenario.name() == name).ok_or_else(|| {
+            let names: Vec<_> = all().map(Self::name).collect();
+            format!("choose one of {}", names.join(", "))
+        })
     }
 
     pub(super) fn plan(self, setup: &Setup, dice: &mut Dice) -> Plan {
@@ -148,7 +161,11 @@ impl Scenario {
             _ => {}
         }
         let nodes = setup.nodes.unwrap_or_else(|| [3, 3, 3, 4, 5, 2][dice.index(6)]);
-        let nodes = if self == Self::Single { nodes.max(3) } else { nodes };
+        let nodes = match self {
+            Self::Single | Self::Hang | Self::SlowSource => nodes.max(3),
+            Self::Proxy => 2,
+            _ => nodes,
+        };
         // Balance and scores are at odds only with many VIPs.
         let times = if self == Self::Scores { 5 } else { 1 };
         let vips = setup.vips.unwrap_or_else(|| times * (1 + dice.index(4)));

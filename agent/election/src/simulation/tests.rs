@@ -21,10 +21,8 @@ fn seeds() -> u64 {
 /// Describes a run that failed.
 fn report(setup: Setup) -> String {
     let Report { violation, trace, .. } = Setup { trace: true, ..setup }.run();
-    let Setup { scenario, seed, .. } = setup;
     let lines = trace[trace.len().saturating_sub(200)..].join("\n");
-    let again = format!("cargo xtask sim --scenario {} --seed {seed} --trace", scenario.name());
-    format!("{lines}\n{}\nagain: {again}", violation.unwrap_or_default())
+    format!("{lines}\n{}\nagain: {}", violation.unwrap_or_default(), setup.command())
 }
 
 fn all_is_well(scenario: Scenario, seeds: Range<u64>) {
@@ -56,6 +54,11 @@ fn never_do_two_answer_after_crashes_restarts_and_power_failures() {
 }
 
 #[test]
+fn one_of_two_nodes_takes_over_although_switches_answer_in_the_name_of_the_other() {
+    all_is_well(Scenario::Proxy, 0..seeds());
+}
+
+#[test]
 fn a_vip_of_a_node_that_is_gone_is_answered_for_within_400_milliseconds_where_a_majority_lives() {
     all_is_well(Scenario::Single, 0..seeds());
 }
@@ -63,6 +66,16 @@ fn a_vip_of_a_node_that_is_gone_is_answered_for_within_400_milliseconds_where_a_
 #[test]
 fn never_do_two_answer_after_pauses() {
     all_is_well(Scenario::Pause, 0..seeds());
+}
+
+#[test]
+fn the_vips_of_an_event_loop_that_hangs_are_answered_for_within_500_milliseconds() {
+    all_is_well(Scenario::Hang, 0..seeds());
+}
+
+#[test]
+fn a_node_that_reads_its_objects_for_long_keeps_no_vip_dark() {
+    all_is_well(Scenario::SlowSource, 0..seeds());
 }
 
 #[test]
@@ -122,6 +135,12 @@ fn a_machine_that_stood_still_answers_no_longer_than_a_deadline() {
 #[test]
 fn nodes_that_come_late_soon_have_their_share() {
     all_is_well(Scenario::Cold, 0..1);
+}
+
+#[test]
+fn the_command_that_repeats_a_run_names_all_that_it_depends_on() {
+    let setup = Setup { vips: Some(20), mutation: Some(Mutation::WaitsForNoSilence), ..Setup::new(Scenario::Cut, 7) };
+    assert_eq!(setup.command(), "cargo xtask sim --scenario cut --seed 7 --vips 20 --mutation 1 --trace");
 }
 
 #[test]

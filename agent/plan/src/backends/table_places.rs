@@ -8,11 +8,12 @@ use crate::{
     mirror::MapMirror,
     step::Step,
 };
-use vipmux_model::hashing::{self, Endpoint};
+use vipmux_model::hashing::{Endpoint, Hashing};
 
 /// The ranges of existing tables, and of those that are new in this plan.
 pub(super) struct TablePlaces<'a> {
     maps: &'a MapMirror,
+    hashing: Hashing,
     now: Duration,
     /// Computed when the first table needs a place.
     free_ranges: Option<FreeRanges>,
@@ -21,13 +22,14 @@ pub(super) struct TablePlaces<'a> {
 }
 
 impl<'a> TablePlaces<'a> {
-    pub(super) fn new(maps: &'a MapMirror, now: Duration) -> Self {
-        Self { maps, now, free_ranges: None, by_members: BTreeMap::new(), steps: Vec::new() }
+    pub(super) fn new(maps: &'a MapMirror, hashing: Hashing, now: Duration) -> Self {
+        Self { maps, hashing, now, free_ranges: None, by_members: BTreeMap::new(), steps: Vec::new() }
     }
 
     /// Returns the range of the table with these members, if there is one.
     pub(super) fn find(&self, members: &TableMembers) -> Option<TableRange> {
-        self.maps.tables.find(members).or_else(|| self.by_members.get(members).copied())
+        let length = self.hashing.length(members.len());
+        self.maps.tables.find(members, length).or_else(|| self.by_members.get(members).copied())
     }
 
     /// Takes free ranges for tables with these members: for all of them or for none.
@@ -35,7 +37,7 @@ impl<'a> TablePlaces<'a> {
         if tables.is_empty() {
             return Ok(Vec::new());
         }
-        let lengths: Vec<_> = tables.iter().map(|members| hashing::length(members.len())).collect();
+        let lengths: Vec<_> = tables.iter().map(|members| self.hashing.length(members.len())).collect();
         self.free_ranges.get_or_insert_with(|| self.maps.tables.free_ranges(self.now)).take_all(&lengths)
     }
 
@@ -47,7 +49,7 @@ impl<'a> TablePlaces<'a> {
         endpoint: impl Fn(u32) -> Option<Endpoint>,
     ) {
         let endpoints = members.iter().filter_map(|&index| Some((endpoint(index)?, index)));
-        self.steps.push(Step::Table(range.offset, hashing::table(endpoints).into()));
+        self.steps.push(Step::Table(range.offset, self.hashing.table(endpoints).into()));
         self.by_members.insert(Arc::clone(members), range);
     }
 

@@ -9,6 +9,28 @@ use crate::Capacities;
 use vipmux_model::desired::{Desired, DesiredBackend, Readiness};
 
 #[test]
+fn a_service_tells_which_backends_it_has_although_another_one_has_them() {
+    let blue = backends(&[(1, "a"), (2, "b")]);
+    let green = backends(&[(3, "b"), (-1, "a")]);
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &blue).serve(81, "blue", &blue));
+    let before = world.observed.service_backends().clone();
+    let record = |port, last| {
+        let abi::ServiceValue { slot, generation, .. } = world.service(port);
+        let backend = world.backend(last).unwrap().0;
+        abi::FlowRecord { slot, slot_generation: generation, backend, ..abi::FlowRecord::default() }
+    };
+    let [draining, gone, other] = [record(80, 1), record(80, 2), record(81, 2)];
+    assert!([draining, gone, other].iter().all(|record| !before.is_orphan(record)));
+    world.reach(&desired().serve(80, "web", &green).serve(81, "blue", &blue));
+    let after = world.observed.service_backends();
+    let orphans = [draining, gone, other].map(|record| after.is_orphan(&record));
+    assert_eq!(orphans, [false, true, false]);
+    assert!(!after.is_orphan(&abi::FlowRecord { slot_generation: 9_999, ..gone }), "of another Service");
+    assert!(after.lost_any_since(&before) && !after.lost_any_since(after));
+}
+
+#[test]
 fn a_draining_backend_stays_but_is_in_no_table() {
     let mut world = World::new();
     world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
@@ -128,6 +150,7 @@ fn without_room_for_those_that_drain_the_others_are_served() {
         let mut world = World::with_capacities(capacities);
         assert_eq!(world.reach(&web(&[(-1, "a"), (3, "b")])).refused, []);
         assert_eq!((world.local(), world.is_spare()), (BTreeSet::new(), false));
+        assert!(!world.observed.reached.is_complete(), "there may be room later");
         let (index, _) = world.backend(3).unwrap();
         assert!(world.kernel.entries().tables.values().flatten().all(|member| *member == index));
     }

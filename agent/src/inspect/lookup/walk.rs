@@ -279,7 +279,7 @@ impl Walk<'_> {
         }
         let age = self.clock.since(self.clock.full(flow.seen));
         let record = format!("a record of backend {}, {} s old", target.index, age.as_secs());
-        match freshness::reopened(&flow, &target.backend) {
+        match freshness::reopened(&flow, &target.backend, &self.config, self.clock) {
             Some(why) if self.request.syn && self.request.protocol != Protocol::Udp => {
                 self.note("flow", format!("{record}, not for a new connection: {why}"));
                 return Ok(Ok(None));
@@ -353,11 +353,17 @@ impl Walk<'_> {
         Ok(found)
     }
 
+    /// Returns the hash that selects a new flow's backend.
+    fn hash(&self, key: &FlowKey, service: &ServiceValue) -> u32 {
+        let vip = self.request.vip.ip().into();
+        if service.affinity == 0 { hash::flow(key, hash::salt(service, &vip)) } else { hash::client(&key.client) }
+    }
+
     fn balanced(&mut self, key: &FlowKey, service: &ServiceValue) -> LookupResult<IndexedBackend> {
         if let Some(target) = self.remembered(key, service)? {
             return Ok(Ok(target));
         }
-        let by = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
+        let by = self.hash(key, service);
         let chosen = self.choose(service, by)?;
         if let Err(reason) = chosen {
             let why = match reason {
@@ -409,7 +415,7 @@ impl Walk<'_> {
         service: &ServiceValue,
         first: IndexedBackend,
     ) -> LookupResult<IndexedBackend> {
-        let by = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
+        let by = self.hash(key, service);
         let mut target = first;
         for attempt in 1..=hash::MOST_ATTEMPTS {
             if !target.is_local() {

@@ -8,8 +8,8 @@ use vipmux_common::abi::{
     ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
     FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, Fence, FlowKey, FlowRecord,
     HANDOVER_PREFIX, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel,
-    PEER_HANDOVER, SERVICE_SPARE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT,
-    VIP_LEADING, VIP_YIELDED, VipValue,
+    PEER_HANDOVER, SERVICE_HASHES_VIP, SERVICE_SPARE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat,
+    UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
 };
 
 use crate::inspect::{
@@ -26,7 +26,7 @@ pub(super) const HZ: u32 = 250;
 pub(super) const IDLE: u32 = 300 * HZ;
 /// The first jiffy, and those of a thousand seconds.
 pub(super) const NOW: u64 = (1 << 32) - 300 * HZ as u64 + 1000 * HZ as u64;
-const LENGTH: u32 = 251;
+const LENGTH: u32 = 250;
 /// The backend that drains on this node.
 const DRAINING: u32 = 3;
 
@@ -171,7 +171,7 @@ impl Cluster {
     ) {
         let ((table, table_length), (local_table, local_length)) = (self.table(backends), self.table(local));
         let generation = 100 + slot;
-        let flags = if local.contains(&DRAINING) { SERVICE_SPARE } else { 0 };
+        let flags = if local.contains(&DRAINING) { SERVICE_SPARE } else { 0 } | SERVICE_HASHES_VIP;
         let value = ServiceValue {
             slot,
             generation,

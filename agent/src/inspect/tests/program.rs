@@ -238,7 +238,8 @@ fn a_lookup_says_what_the_program_does() {
     written.nodes.set(1, Node { epoch: 90, flags: 0, ..node }, 0).unwrap();
     seen.extend(compare(program, &maps, "with a node that cannot be reached"));
     written.nodes.set(1, Node { epoch: 90, ..node }, 0).unwrap();
-    written.service_states.set(5, ServiceState { generation: 900, ..Default::default() }, 0).unwrap();
+    let reused = ServiceState { generation: 900, ..written.service_states.get(&5, 0).unwrap() };
+    written.service_states.set(5, reused, 0).unwrap();
     seen.extend(compare(program, &maps, "with another owner in a slot"));
     age(written);
     written.nodes.set(3, Node::default(), 0).unwrap();

@@ -13,14 +13,17 @@ use netlink_packet_route::{
     rule::RuleAttribute,
 };
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
-use vipmux_common::abi::{INTERFACE_BYPASSED, RefusalKey};
+use vipmux_common::abi::INTERFACE_BYPASSED;
 
 use super::{CheckOptions, generic_netlink, sysctls};
-use crate::preflight::findings::{
-    Seen, Unseen,
-    classifiers::ClassifierObservation,
-    interface::{self as seen, AttachedProgram, SegmentObservation, TagHandling, Unusable},
-    routes::{ReplyPath, RouteInterface, Routes},
+use crate::{
+    inspect::stats::{RefusedFrames, refused_frames},
+    preflight::findings::{
+        Seen, Unseen,
+        classifiers::ClassifierObservation,
+        interface::{self as seen, AttachedProgram, SegmentObservation, TagHandling, Unusable},
+        routes::{ReplyPath, RouteInterface, Routes},
+    },
 };
 use vipmux_datapath::{
     bpf::{
@@ -29,7 +32,6 @@ use vipmux_datapath::{
         pinned::PinnedObjects,
         pins::{DEFAULT_PIN_PATH, Pins},
         place::Chain,
-        refusals::Refusal,
         tcx,
     },
     link::{Ethtool, Interface, LinkError, Links, OtherEnd, Segment, SegmentPort, Segments, SharedSubnet, other_ends},
@@ -51,8 +53,8 @@ pub(super) struct InterfaceDetails {
     pinned: PinnedObjects,
     /// The interfaces whose frames bypass vipmux's program.
     bypassed: BTreeSet<u32>,
-    /// The numbers of frames that the kernel refused.
-    refusals: BTreeMap<RefusalKey, u64>,
+    /// The frames that the kernel refused or drivers lost.
+    refused: Vec<RefusedFrames>,
     /// The names of programs, by id.
     names: BTreeMap<u32, String>,
     ethtool: Option<Ethtool>,
@@ -196,7 +198,7 @@ impl InterfaceDetails {
             advertised,
             pinned: PinnedObjects::read(&pins).unwrap_or_default(),
             bypassed: maps.as_ref().map(bypassed).unwrap_or_default(),
-            refusals: maps.and_then(|maps| maps.read_refusals().ok()).unwrap_or_default(),
+            refused: maps.and_then(|maps| refused_frames(&maps).ok()).unwrap_or_default(),
             pins,
             names: tcx::program_names(),
             ethtool: Ethtool::open().ok(),
@@ -261,6 +263,7 @@ impl InterfaceDetails {
 
     fn port(&self, links: &Links, interface: &Interface, port: &SegmentPort) -> seen::InterfaceObservation {
         let receivers = || port.receivers.iter().filter_map(|receiver| links.get(*receiver));
+        let bypassed = self.bypassed.contains(&interface.ifindex);
         seen::InterfaceObservation {
             name: interface.name.clone(),
             up: self.is_up(interface),
@@ -269,17 +272,28 @@ impl InterfaceDetails {
             mtu: interface.mtu,
             features: xdp_features(interface.ifindex),
             veths: links.veths_of(port).filter_map(|veth| self.other_end(veth)).collect(),
-            attached: receivers().flat_map(|receiver| self.attached(receiver)).collect(),
-            tags: port.tagged.then(|| self.tags(receivers())),
-            refused: self.refused(port),
+            attached: receivers().flat_map(|receiver| self.attached(receiver, bypassed)).collect(),
+            fixed_offloads: self.has_fixed_offloads(links, (interface, port)),
+            tagged: port.tagged,
+            tags: self.tags(port.cards(interface.ifindex).iter().filter_map(|card| links.get(*card))),
+            refused: self.refused(links, port),
         }
     }
 
-    /// Returns the numbers of refused frames that came in by a port, by reason.
-    fn refused(&self, port: &SegmentPort) -> BTreeMap<String, u64> {
+    /// Returns whether native XDP is refused since a virtual machine's host merges segments.
+    fn has_fixed_offloads(&self, links: &Links, (interface, port): (&Interface, &SegmentPort)) -> bool {
+        let cards = port.cards(interface.ifindex);
+        let mut names = cards.iter().filter_map(|card| links.get(*card)).map(|card| &card.name);
+        let is_fixed = |name: &String| self.ethtool.as_ref()?.has_fixed_guest_offloads(name).ok();
+        names.any(|name| is_fixed(name).unwrap_or_default())
+    }
+
+    /// Returns the numbers of refused frames of a port, by reason.
+    fn refused(&self, links: &Links, port: &SegmentPort) -> BTreeMap<String, u64> {
+        let receivers = || port.receivers.iter().filter_map(|receiver| links.get(*receiver));
         let mut refused = BTreeMap::new();
-        for (key, frames) in self.refusals.iter().filter(|(key, _)| port.receivers.contains(&key.ifindex)) {
-            *refused.entry(Refusal(*key).to_string()).or_default() += frames;
+        for it in self.refused.iter().filter(|it| receivers().any(|receiver| receiver.name == it.interface)) {
+            *refused.entry(format!("{} {}", it.action, it.error)).or_default() += it.frames;
         }
         refused
     }
@@ -294,8 +308,8 @@ impl InterfaceDetails {
         self.other_ends.get(&veth.ifindex).map(|end| (veth.name.clone(), *end))
     }
 
-    /// Returns the XDP programs of any mode on an interface.
-    fn attached(&self, interface: &Interface) -> Vec<AttachedProgram> {
+    /// Returns the XDP programs of any mode on an interface. `bypassed`: frames of its port bypass them.
+    fn attached(&self, interface: &Interface, bypassed: bool) -> Vec<AttachedProgram> {
         let link = self.links.get(&interface.ifindex);
         let parts = link.iter().flat_map(|link| &link.attributes).filter_map(|attribute| match attribute {
             LinkAttribute::Xdp(parts) => Some(parts),
@@ -308,7 +322,7 @@ impl InterfaceDetails {
                 _ => return None,
             };
             let name = self.names.get(&id).cloned();
-            let (ours, bypassed) = (self.is_ours(id), self.bypassed.contains(&interface.ifindex));
+            let ours = self.is_ours(id);
             Some(AttachedProgram { interface: interface.name.clone(), id, name, generic, ours, bypassed })
         };
         parts.flatten().filter_map(program).collect()

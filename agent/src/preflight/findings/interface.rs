@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Finding, Seen, kernel::KernelObservation, list};
+use super::{CheckStatus, Finding, Seen, kernel::KernelObservation, list};
 use vipmux_datapath::{
     bpf::attach::XdpAttachMode,
     link::{CardReason, OtherEnd},
@@ -55,6 +55,9 @@ const NATIVE: [&str; 33] = [
     "vmxnet3",
 ];
 
+const HOST_REMEDY: &str = "generic mode (--xdp-mode auto) serves as well; for native mode let the hypervisor offer \
+                           ctrl_guest_offloads, or turn guest offloads off (docs/interfaces.md)";
+
 /// An interface that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unusable {
@@ -98,6 +101,7 @@ pub struct SharedSubnetObservation {
 
 /// An interface where XDP would run.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct InterfaceObservation {
     /// Its name.
     pub name: String,
@@ -115,8 +119,12 @@ pub struct InterfaceObservation {
     pub veths: BTreeMap<String, OtherEnd>,
     /// XDP programs on it or on a bond's cards.
     pub attached: Vec<AttachedProgram>,
-    /// Its handling of VLAN tags; `None`: frames have none.
-    pub tags: Option<Seen<TagHandling>>,
+    /// It is a virtio_net whose host merges segments and does not let it turn that off, or a bond of such.
+    pub fixed_offloads: bool,
+    /// VIPs are announced in a VLAN there.
+    pub tagged: bool,
+    /// Its handling of VLAN tags, or that of a bond's cards.
+    pub tags: Seen<TagHandling>,
     /// The numbers of frames from there that the kernel refused after the program's verdict, by reason.
     pub refused: BTreeMap<String, u64>,
 }
@@ -187,7 +195,7 @@ fn of_one(kernel: &KernelObservation, veth: Option<&str>, one: &Result<SegmentOb
     for port in &segment.ports {
         let of_port = [xdp(kernel, veth, port), programs(port), refused(port), mtu(port)];
         found.extend(of_port.map(|finding| finding.about(&port.name)));
-        found.extend(port.tags.as_ref().map(|tags| vlan(port, tags).about(&port.name)));
+        found.extend(vlan(port).map(|finding| finding.about(&port.name)));
     }
     found
 }
@@ -239,6 +247,9 @@ fn shared_subnet(segment: &SegmentObservation, shared: &SharedSubnetObservation)
 /// Returns why native XDP is not possible there.
 fn native_obstacle(kernel: &KernelObservation, port: &InterfaceObservation) -> Option<String> {
     let driver = port.driver.as_deref().unwrap_or("its driver");
+    if port.fixed_offloads {
+        return Some(format!("the host merges segments for {driver}, which cannot turn that off"));
+    }
     match port.features {
         Some(features) if features & (BASIC | REDIRECT) != BASIC | REDIRECT => {
             return Some(format!("{driver} has no native XDP here"));
@@ -265,7 +276,7 @@ fn xdp(kernel: &KernelObservation, veth: Option<&str>, port: &InterfaceObservati
     let veth = veth.filter(|_| kernel.mode == XdpAttachMode::Auto);
     let veth = veth.map(|veth| format!("{veth} is a veth, which loses frames that native XDP sends"));
     // A running program is better evidence than a prediction.
-    if let Some(own) = port.attached.iter().find(|program| program.ours && program.interface == port.name) {
+    if let Some(own) = port.attached.iter().find(|program| program.ours) {
         if own.bypassed {
             let found = format!("frames bypass the agent's program: it is attached, but {driver} does not run it");
             let remedy = "use --xdp-mode auto or generic; let nothing divert frames before the program \
@@ -276,17 +287,20 @@ fn xdp(kernel: &KernelObservation, veth: Option<&str>, port: &InterfaceObservati
         return match (own.generic, kernel.mode) {
             (false, _) => loss(port).unwrap_or_else(native),
             (true, XdpAttachMode::Generic) => Finding::pass(CHECK, "generic, as requested"),
-            (true, _) => generic(veth.as_deref().unwrap_or("the agent's program runs in generic mode")),
+            (true, _) => {
+                let why = veth.or_else(|| native_obstacle(kernel, port));
+                generic(port, why.as_deref().unwrap_or("the agent's program runs in generic mode"))
+            }
         };
     }
     match (kernel.mode, veth.or_else(|| native_obstacle(kernel, port))) {
         (XdpAttachMode::Generic, _) => Finding::pass(CHECK, "generic, as requested"),
         (_, None) => loss(port).unwrap_or_else(|| Finding::pass(CHECK, format!("native ({driver})"))),
-        (XdpAttachMode::Auto, Some(why)) => generic(&why),
+        (XdpAttachMode::Auto, Some(why)) => generic(port, &why),
         (XdpAttachMode::Native, Some(why)) => Finding::fail(
             CHECK,
             format!("--xdp-mode native is set, but {why}"),
-            "use --xdp-mode auto, or another card or kernel",
+            if port.fixed_offloads { HOST_REMEDY } else { "use --xdp-mode auto, or another card or kernel" },
         ),
     }
 }
@@ -308,12 +322,9 @@ fn loss(port: &InterfaceObservation) -> Option<Finding> {
     Some(Finding::warn(CHECK, found, REMEDY))
 }
 
-fn generic(why: &str) -> Finding {
-    Finding::warn(
-        "xdp-mode",
-        format!("generic, which is slower: {why}"),
-        "nothing is broken; a card with native XDP is faster",
-    )
+fn generic(port: &InterfaceObservation, why: &str) -> Finding {
+    let remedy = if port.fixed_offloads { HOST_REMEDY } else { "nothing is broken; a card with native XDP is faster" };
+    Finding::warn("xdp-mode", format!("generic, which is slower: {why}"), remedy)
 }
 
 fn programs(port: &InterfaceObservation) -> Finding {
@@ -344,11 +355,11 @@ fn programs(port: &InterfaceObservation) -> Finding {
 fn refused(port: &InterfaceObservation) -> Finding {
     const CHECK: &str = "refused-frames";
     if port.refused.is_empty() {
-        return Finding::pass(CHECK, "the kernel refused no frame that the program sent on");
+        return Finding::pass(CHECK, "no frame that the program sent on was refused or lost");
     }
     let reasons = list(port.refused.iter().map(|(reason, frames)| format!("{frames} ({reason})")));
     let remedy = "`vipmux inspect stats` shows whether the number grows; docs/packets.md explains the reasons";
-    Finding::warn(CHECK, format!("frames that the kernel refused after the program's verdict: {reasons}"), remedy)
+    Finding::warn(CHECK, format!("frames that were refused or lost after the program's verdict: {reasons}"), remedy)
 }
 
 fn mtu(port: &InterfaceObservation) -> Finding {
@@ -356,16 +367,40 @@ fn mtu(port: &InterfaceObservation) -> Finding {
     Finding::pass("mtu", format!("{} bytes; frames to backends on other nodes keep their length", port.mtu))
 }
 
-fn vlan(port: &InterfaceObservation, tags: &Seen<TagHandling>) -> Finding {
+/// Without VIPs in a VLAN, only what is wrong is a finding.
+fn vlan(port: &InterfaceObservation) -> Option<Finding> {
     const CHECK: &str = "vlan-tags";
-    match tags {
+    const REMEDY: &str = "let nothing turn rx-vlan-offload on: `ReceiveVLANCTAGHardwareAcceleration=no` in a .link file of \
+                          systemd, `ethtool.feature-rxvlan off` in NetworkManager (docs/interfaces.md)";
+    let InterfaceObservation { name, tagged, .. } = port;
+    let is_attached = port.attached.iter().any(|program| program.ours);
+    let finding = match &port.tags {
+        Err(unseen) => Finding::unseen(CHECK, unseen),
         Ok(TagHandling::Kept) => Finding::pass(CHECK, "kept in the frames (rx-vlan-offload is off)"),
-        Ok(TagHandling::Stripped) => Finding::pass(CHECK, "stripped from frames; the agent turns rx-vlan-offload off"),
-        Ok(TagHandling::AlwaysStripped) => Finding::fail(
+        Ok(TagHandling::Stripped) if !is_attached => {
+            Finding::pass(CHECK, "stripped from frames; the agent turns rx-vlan-offload off")
+        }
+        Ok(TagHandling::Stripped) if *tagged => Finding::fail(
             CHECK,
-            format!("{} strips tags from frames before a program sees them; this cannot be turned off", port.name),
+            format!("{name} strips tags from frames before the program sees them: rx-vlan-offload was turned on again"),
+            REMEDY,
+        ),
+        Ok(TagHandling::Stripped) => Finding::warn(
+            CHECK,
+            "frames of all VLANs look untagged, and get answers: rx-vlan-offload was turned on again",
+            REMEDY,
+        ),
+        Ok(TagHandling::AlwaysStripped) if *tagged => Finding::fail(
+            CHECK,
+            format!("{name} strips tags from frames before a program sees them; this cannot be turned off"),
             "announce VIPs on an untagged interface, or use another card",
         ),
-        Err(unseen) => Finding::unseen(CHECK, unseen),
-    }
+        Ok(TagHandling::AlwaysStripped) => Finding::warn(
+            CHECK,
+            "frames of all VLANs look untagged, and get answers: rx-vlan-offload cannot be turned off",
+            "let the switch send only untagged frames to this port, or use another card",
+        ),
+    };
+    let is_wrong = finding.status != CheckStatus::Pass && port.tags.is_ok();
+    (*tagged || is_wrong).then_some(finding)
 }

@@ -1,6 +1,7 @@
 //! Tables of observations and their findings.
 
 mod firewall;
+mod vlan_tags;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,7 +45,9 @@ fn good() -> Observations {
         veths: BTreeMap::new(),
         attached: Vec::new(),
         refused: BTreeMap::new(),
-        tags: None,
+        fixed_offloads: false,
+        tagged: false,
+        tags: Ok(TagHandling::Stripped),
     };
     let stack = InterfaceSysctlObservation {
         rp_filter: Some(2),
@@ -359,10 +362,22 @@ fn each_state_of_an_interface_has_its_finding() {
         ("xdp-program", Fail, "vipmux_xdp_frags", "--pin-path", |o| {
             port(o).attached = vec![foreign(Some("vipmux_xdp_frags"))];
         }),
-        ("vlan-tags", Pass, "rx-vlan-offload is off", "", |o| port(o).tags = Some(Ok(TagHandling::Kept))),
-        ("vlan-tags", Pass, "the agent turns", "", |o| port(o).tags = Some(Ok(TagHandling::Stripped))),
-        ("vlan-tags", Fail, "cannot be turned off", "untagged", |o| {
-            port(o).tags = Some(Ok(TagHandling::AlwaysStripped));
+    ]);
+}
+
+#[test]
+fn native_xdp_that_a_host_prevents_has_its_finding() {
+    expect(&[
+        ("xdp-mode", Warn, "the host merges segments for virtio_net", "ctrl_guest_offloads", |o| {
+            port(o).fixed_offloads = true;
+        }),
+        ("xdp-mode", Warn, "the host merges segments for virtio_net", "ctrl_guest_offloads", |o| {
+            port(o).fixed_offloads = true;
+            port(o).attached = vec![AttachedProgram { ours: true, generic: true, ..foreign(None) }];
+        }),
+        ("xdp-mode", Fail, "native is set, but the host merges", "ctrl_guest_offloads", |o| {
+            port(o).fixed_offloads = true;
+            o.kernel.mode = XdpAttachMode::Native;
         }),
     ]);
 }

@@ -49,6 +49,7 @@ fn desired(
     let inputs = DesiredInputs {
         node: &node_name("here"),
         unreachable: Unreachable::Refuse,
+        hashing: Hashing::Second,
         state,
         links: &Links::default(),
         neighbors,
@@ -137,6 +138,7 @@ impl TwoSegments {
         let inputs = DesiredInputs {
             node: &node_name("here"),
             unreachable: Unreachable::Refuse,
+            hashing: Hashing::Second,
             state: &state,
             links: &self.links,
             neighbors: &ResolvedNeighbors::from([(FAR.0, internal), (FAR.1, beside)]),
@@ -183,6 +185,7 @@ fn a_node_that_is_resolved_by_another_card_in_the_subnet_is_reached_by_it_meanwh
             let inputs = DesiredInputs {
                 node: &node_name("here"),
                 unreachable: Unreachable::Refuse,
+                hashing: Hashing::Second,
                 state: &state(&[], &[("far", &[FAR.0])]),
                 links: &links,
                 neighbors: &ResolvedNeighbors::from([(FAR.0, Neighbor::Pending { ifindex: index(card) })]),

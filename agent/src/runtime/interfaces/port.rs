@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use vipmux_common::abi::{
     self, INTERFACE_BACKUP, INTERFACE_BYPASSED, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MERGED,
     INTERFACE_MTU_SHIFT, INTERFACE_NO_DIRECT, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
+    INTERFACE_UNSUMMED,
 };
 
 use super::{
@@ -14,14 +15,19 @@ use super::{
 use vipmux_datapath::{
     bpf::{
         attach::{ClassifierAttachment, Direction, HandoverMac, XdpAttachMode},
-        load::Programs,
+        load::{LoadError, Programs},
         pins::{EGRESS_PROGRAM, INGRESS_PROGRAM},
     },
+    error_chain::error_chain,
     link::{Interface, Links, Segment, SegmentPort, Segments},
 };
 
 /// The flags of an interface that are for the agent, not for the programs.
 const MARKS: u32 = INTERFACE_TAGS | INTERFACE_FILTER | INTERFACE_QDISC;
+
+/// The flags that follow the Services and the cards' settings: those of a port that an earlier agent served
+/// stay until then.
+const UNTIL_FOLLOWED: u32 = INTERFACE_NO_DIRECT | INTERFACE_UNSUMMED;
 
 /// An interface where XDP runs.
 #[derive(Clone, Debug)]
@@ -32,6 +38,13 @@ pub(in crate::runtime) struct Attached {
     /// Bytes.
     mtu: u32,
     pub(super) port: SegmentPort,
+}
+
+impl Attached {
+    /// Returns the interfaces that the XDP program is attached to. `port`: this port's index.
+    pub(in crate::runtime) fn places(&self, port: u32) -> BTreeSet<u32> {
+        self.port.program_places(port, self.generic)
+    }
 }
 
 impl AttachedInterfaces {
@@ -135,6 +148,26 @@ impl AttachedInterfaces {
         Ok(())
     }
 
+    /// Lets tc send all frames that generic mode hands over, as long as an interface where they leave computes no
+    /// checksums. The kernel makes partial ones when it joins segments, also in a frame of no more than the MTU.
+    pub(super) fn follow_checksums(&self, kernel: &mut Kernel, links: &Links) -> Result<(), AgentError> {
+        let generic = || self.attached.iter().filter(|(_, attached)| attached.generic);
+        let mut cards = generic().flat_map(|(port, attached)| attached.port.cards(*port));
+        let lacks = |card: u32| {
+            let card = links.get(card)?;
+            Some(!self.ethtool.computes_checksums(&card.name).unwrap_or(true))
+        };
+        let flag = if cards.any(|card| lacks(card).unwrap_or_default()) { INTERFACE_UNSUMMED } else { 0 };
+        for receiver in generic().flat_map(|(_, attached)| &attached.port.receivers) {
+            let mut entry = kernel.interface(*receiver);
+            if entry.flags & INTERFACE_UNSUMMED != flag {
+                entry.flags ^= INTERFACE_UNSUMMED;
+                kernel.write_interface(*receiver, entry)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the flag for the ingress program.
     fn direct_flag(&self) -> u32 {
         if self.direct { 0 } else { INTERFACE_NO_DIRECT }
@@ -189,17 +222,25 @@ impl AttachedInterfaces {
             return Err(AgentError::TooManyInterfaces(attached.count() + 1));
         };
         let receivers: Vec<_> = port.receivers.iter().filter_map(|receiver| links.get(*receiver)).collect();
-        receivers.iter().try_for_each(|receiver| self.keep_tags(kernel, receiver, port.tagged))?;
+        let cards: Vec<_> = port.cards(ifindex).iter().filter_map(|card| links.get(*card)).collect();
+        cards.iter().try_for_each(|card| self.keep_tags(kernel, card, port.tagged))?;
         let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
-        let programs = &mut kernel.programs;
-        let generic = programs.attach_xdp(name, (ifindex, interface.mtu), mode, generic)?;
+        let attached = attach_xdp(&mut kernel.programs, interface, &cards, mode, generic);
+        if mode != XdpAttachMode::Generic && !matches!(attached, Ok(false)) {
+            for card in &cards {
+                self.log_remedy(card);
+            }
+        }
+        let generic = attached?;
         if generic {
             self.set_inlet(kernel, interface, true)?;
         }
         for receiver in receivers {
             let mut entry = kernel.interface(receiver.ifindex);
             let partial = generic || self.ethtool.has_local_senders(&receiver.name)?;
-            (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS);
+            // The flags of an earlier agent hold until this one has its Services.
+            let kept = if entry.bit == 0 { self.direct_flag() } else { entry.flags & UNTIL_FOLLOWED };
+            (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS | kept);
             let own = self.settings.handover_mac == HandoverMac::Own;
             let backup = port.backups.contains(&receiver.ifindex);
             let flags = [
@@ -210,7 +251,6 @@ impl AttachedInterfaces {
                 (receiver.ifindex == ifindex && self.bypassed.contains(&ifindex), INTERFACE_BYPASSED),
             ];
             entry.flags |= flags.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag);
-            entry.flags |= self.direct_flag();
             entry.flags |= interface.mtu.min(u16::MAX.into()) << INTERFACE_MTU_SHIFT;
             kernel.write_interface(receiver.ifindex, entry)?;
         }
@@ -221,24 +261,17 @@ impl AttachedInterfaces {
         Ok(())
     }
 
-    /// Keeps the driver from taking VLAN tags out of frames. Without its tag, a frame of any VLAN
-    /// looks untagged. It is marked first, so that it is undone for certain. `needed`: VIPs are
-    /// announced in a VLAN.
-    fn keep_tags(&mut self, kernel: &mut Kernel, receiver: &Interface, needed: bool) -> Result<(), AgentError> {
-        let ethtool = &self.ethtool;
-        if !ethtool.strips_tags(&receiver.name)? {
-            return Ok(());
+    /// Logs what helps against a refusal of native XDP, if that is known.
+    fn log_remedy(&self, card: &Interface) {
+        if self.ethtool.has_fixed_guest_offloads(&card.name).unwrap_or_default() {
+            let remedy =
+                "let the hypervisor offer ctrl_guest_offloads, or turn guest offloads off (docs/interfaces.md)";
+            tracing::warn!(
+                interface = card.name,
+                remedy,
+                "virtio_net refuses native XDP, since its host merges segments"
+            );
         }
-        if !needed && !ethtool.can_change_tags(&receiver.name)? {
-            tracing::warn!(interface = receiver.name, "rx-vlan-offload stays on, frames of all VLANs look untagged");
-            return Ok(());
-        }
-        let mut entry = kernel.interface(receiver.ifindex);
-        entry.flags |= INTERFACE_TAGS;
-        kernel.write_interface(receiver.ifindex, entry)?;
-        ethtool.strip_tags(&receiver.name, false)?;
-        tracing::info!(interface = receiver.name, "turned off rx-vlan-offload, programs need VLAN tags");
-        Ok(())
     }
 
     /// Detaches the programs from an interface, and undoes all changes to it. If that fails, it is
@@ -270,6 +303,37 @@ impl AttachedInterfaces {
         let used = kernel.interfaces().values().fold(0, |bits, interface| bits | interface.bit);
         (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
     }
+}
+
+/// Attaches the XDP program to a port, or to a bond's cards in generic mode, and returns whether it runs in
+/// generic mode. `pinned`: the mode of an earlier program. The kernel refuses programs on a bond and on its
+/// cards at the same time.
+fn attach_xdp(
+    programs: &mut Programs,
+    port: &Interface,
+    cards: &[&Interface],
+    mode: XdpAttachMode,
+    pinned: Option<bool>,
+) -> Result<bool, AgentError> {
+    let (name, place) = (&port.name, (port.ifindex, port.mtu));
+    if cards.iter().all(|card| card.ifindex == port.ifindex) {
+        return Ok(programs.attach_xdp(name, place, mode, pinned)?);
+    }
+    if mode == XdpAttachMode::Native || mode == XdpAttachMode::Auto && pinned != Some(true) {
+        cards.iter().try_for_each(|card| programs.detach_xdp(card.ifindex))?;
+        match programs.attach_xdp(name, place, XdpAttachMode::Native, pinned) {
+            Err(error) if mode == XdpAttachMode::Auto && !matches!(error, LoadError::Occupied { .. }) => {
+                let error = error_chain(&error);
+                tracing::warn!(interface = name, error, "no native XDP, using the slower generic mode");
+            }
+            attached => return Ok(attached?),
+        }
+    }
+    programs.detach_xdp(port.ifindex)?;
+    for card in cards {
+        programs.attach_xdp(&card.name, (card.ifindex, card.mtu), XdpAttachMode::Generic, Some(true))?;
+    }
+    Ok(true)
 }
 
 /// Removes the filters that an interface's flags name.

@@ -9,8 +9,11 @@ use super::*;
 use vipmux_datapath::bpf::{service_index::elements, vip_index::slots};
 
 use crate::fixture;
-use vipmux_model::desired::{
-    DesiredBackend, DesiredNode, DesiredPath, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
+use vipmux_model::{
+    desired::{
+        DesiredBackend, DesiredNode, DesiredPath, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
+    },
+    hashing::Hashing,
 };
 use vipmux_testing::names::{node_name, service_name, tcp_claim, vip4};
 
@@ -44,6 +47,7 @@ fn desired(vips: &[Vip], port: u16) -> Desired {
         vips: vips.iter().map(of_vip).collect(),
         services: vips.iter().map(claim).collect::<OrdMap<_, _>>(),
         unreachable: Unreachable::Refuse,
+        hashing: Hashing::Second,
     }
 }
 

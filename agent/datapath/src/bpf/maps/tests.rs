@@ -14,7 +14,7 @@ use vipmux_common::{
 
 use super::{fixture::Fixture, *};
 use crate::bpf::flow_table::FlowState;
-use vipmux_model::ServiceName;
+use vipmux_model::{ServiceName, hashing::Hashing};
 use vipmux_plan::Step;
 
 #[test]
@@ -202,7 +202,7 @@ fn ten_thousand_services_of_ten_endpoints_take_64_mib_beside_the_flow_table_on_1
     const { assert!(capacity::SERVICES >= SERVICES && capacity::BACKENDS >= SERVICES * 10) };
     // Each with a table over all and one over local endpoints, and some of them anew before the old
     // ones have rested.
-    assert!(capacity::TABLES >= SERVICES * 2 * vipmux_model::hashing::length(10) / 5 * 6);
+    assert!(capacity::TABLES >= SERVICES * 2 * Hashing::First.length(10) / 5 * 6);
 }
 
 #[test]

@@ -136,6 +136,30 @@ fn a_bond_sees_frames_at_its_cards_too() {
 }
 
 #[test]
+fn generic_programs_are_at_a_bonds_cards_and_native_ones_at_the_bond() {
+    let empty = links([interface(6, "bond0", of_kind("bond"), &["203.0.113.1/24"])]);
+    let (bond, team) = (node(), {
+        let mut links = node();
+        links.interfaces.get_mut(&6).unwrap().kind = of_kind("team");
+        links
+    });
+    for (links, name, port, generic, expected) in [
+        (&bond, "bond0", 6, false, vec![6]),
+        (&bond, "bond0", 6, true, vec![4, 5]),
+        (&bond, "bond0.7", 6, true, vec![4, 5]),
+        (&team, "bond0", 6, true, vec![4, 5]),
+        (&bond, "br1", 31, true, vec![30]),
+        (&bond, "eth0.100", 2, true, vec![2]),
+        (&bond, "br0", 8, true, vec![8]),
+        (&empty, "bond0", 6, true, vec![6]),
+    ] {
+        let segments = segments(links, &[name]).unwrap();
+        let places = segments.ports()[&port].program_places(port, generic);
+        assert_eq!(places, BTreeSet::from_iter(expected), "{name}, generic: {generic}");
+    }
+}
+
+#[test]
 fn a_bridge_without_a_cable_has_no_carrier_whatever_its_other_ports_do() {
     let mut links = node();
     assert!(segments(&links, &["br0"]).unwrap().get(10).unwrap().carrier);

@@ -161,3 +161,49 @@ fn a_node_that_was_cut_off_does_not_wait_for_the_longest_promise_of_one_that_it_
     bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(1);
     assert_eq!(bench.said(), ["read"]);
 }
+
+/// Lets `b` be fenced, and the LAN answer twice for its VIP. Returns what the node says after that.
+/// `between`: what happens before the second answer.
+fn answered_twice(alone_of: usize, holder: &str, between: impl Fn(&mut Bench)) -> Vec<String> {
+    let mut bench = Bench::following();
+    bench.falls("b", MemberStatus::Down);
+    bench.falls("c", MemberStatus::Down);
+    if alone_of == 2 {
+        bench.peers.members.remove(&node_name("c"));
+        bench.peers.pair = true;
+    }
+    bench.peers.majority = false;
+    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(25);
+    bench.record("b", RecordOutcome::Swapped(version("r3"))).ticks(1);
+    assert_eq!(bench.said(), ["read"]);
+    bench.give(read(Some(lease(holder, 4, "v4"))));
+    assert_eq!(bench.said(), ["ask the LAN"]);
+    bench.give(probed(AddressOwner::Peer));
+    assert_eq!(bench.said(), [""; 0], "it may be the leader");
+    assert!(bench.election.leadership(vip4(1)).unwrap().answered);
+    between(&mut bench);
+    bench.ticks(101);
+    let fenced = record(RecordStanding::Fenced(node_name("a")), "r3");
+    bench.record("b", RecordOutcome::Read(Some(fenced))).ticks(1);
+    bench.give(read(Some(lease(holder, 4, "v4"))));
+    assert_eq!(bench.said(), ["read", "ask the LAN"]);
+    bench.give(probed(AddressOwner::Peer));
+    bench.said()
+}
+
+/// By proxy ARP, or from a table of stations.
+#[test]
+fn half_of_the_members_take_over_from_a_fenced_leader_in_whose_name_the_network_answers() {
+    assert_eq!(answered_twice(2, "b", |_| {}), ["swap v4 for 5"]);
+    assert_eq!(answered_twice(3, "b", |_| {}), [""; 0], "elsewhere may be a majority without the store");
+    let confirmed =
+        Input::RecordChanged { node: node_name("b"), record: Some(record(RecordStanding::Confirmed, "r4")) };
+    assert_eq!(
+        answered_twice(2, "b", |bench| {
+            bench.give(confirmed.clone());
+        }),
+        [""; 0],
+        "it was alive since"
+    );
+}

@@ -142,6 +142,42 @@ fn what_is_handed_over_is_taken_by_who_can() {
     assert_eq!(fenced.give(take(5)).said(), ["b: declined 5"]);
 }
 
+/// The node was cut off before it had written the Lease. The leader heard no answer.
+#[test]
+fn a_transfer_is_not_resumed_before_the_old_leader_is_known_to_have_given_way() {
+    let mut bench = Bench::following();
+    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 }));
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    bench.want(&["a", "b", "c"]);
+    bench.ticks(5);
+    assert!(bench.said().ends_with(&["read".to_owned()]));
+    bench.give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.role(), Role::Suspended);
+    bench.ticks(2);
+    assert_eq!(bench.said(), ["read"], "b may lead it again");
+    bench.peer("b").state.claims.clear();
+    let now = bench.now;
+    bench.peer("b").current = Some(now);
+    bench.give(read(Some(lease("b", 4, "v4")))).give(swapped("v5"));
+    assert_eq!(bench.said(), ["swap v4 for 5", "lead 5: b handed it over"]);
+}
+
+#[test]
+fn a_transfer_is_not_resumed_from_a_leader_that_is_down_before_its_kernel_is_silent() {
+    let mut bench = Bench::following();
+    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 }));
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    bench.want(&["a", "b"]);
+    let now = bench.ticks(5).now;
+    assert!(bench.said().ends_with(&["read".to_owned()]));
+    bench.peer("b").heard = Some(now);
+    bench.falls("b", MemberStatus::Down);
+    bench.give(read(Some(lease("b", 4, "v4")))).ticks(2);
+    assert_eq!(bench.said(), ["withdraw"]);
+    bench.knows_b().ticks(2).give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said(), ["read", "swap v4 for 6"]);
+}
+
 #[test]
 fn what_was_declined_is_not_taken_up_when_it_is_heard_again_late() {
     let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });

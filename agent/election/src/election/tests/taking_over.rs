@@ -191,6 +191,7 @@ fn a_holder_that_acted_after_it_was_declared_down_is_looked_for_on_the_lan() {
     let mut bench = Bench::following();
     bench.falls("c", MemberStatus::Down);
     bench.falls("b", MemberStatus::Down);
+    bench.peer("c").confirmed = None;
     bench.ticks(4);
     bench.give(read(Some(lease("c", 7, "v7"))));
     assert_eq!(bench.said(), ["read"]);
@@ -198,6 +199,17 @@ fn a_holder_that_acted_after_it_was_declared_down_is_looked_for_on_the_lan() {
     assert_eq!(bench.said(), ["read"], "it had time to be heard of");
     bench.give(read(Some(lease("c", 7, "v7"))));
     assert_eq!(bench.said(), ["ask the LAN"]);
+}
+
+/// It crashed after it had written the Lease, before anybody heard its claim.
+#[test]
+fn a_successor_that_fails_at_once_is_followed_as_soon_as_a_majority_has_found_it_down() {
+    let mut bench = Bench::following();
+    bench.falls("c", MemberStatus::Down);
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4);
+    bench.give(read(Some(lease("c", 7, "v7"))));
+    assert_eq!(bench.said(), ["read", "swap v7 for 8"]);
 }
 
 #[test]
@@ -268,6 +280,9 @@ fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer(
     assert_eq!(bench.said(), [""; 0]);
     bench.peers.evidence = Some(bench.now);
     bench.later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.peer("b").confirmed = bench.peers.evidence;
+    bench.later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
@@ -335,6 +350,94 @@ fn a_majority_that_saw_the_leaders_end_does_not_wait_for_a_store_that_is_silent(
     assert_eq!(bench.said(), ["swap v4 for 5"]);
     bench.give(swapped("v5")).ticks(20);
     assert_eq!(bench.said(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_silent_store_allows_nothing_after_the_others_no_longer_say_that_the_leader_is_down() {
+    let mut bench = waiting_for_the_store();
+    bench.peer("b").confirmed = None;
+    bench.ticks(9);
+    assert_eq!(bench.said(), [] as [&str; 0]);
+    // Nor does a store that fails.
+    bench.give(stored(LeaseOutcome::Unavailable)).ticks(9);
+    assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
+    bench.falls("b", MemberStatus::Down);
+    bench.give(stored(LeaseOutcome::Unavailable)).ticks(4);
+    let said = bench.said();
+    assert!(said.contains(&"lead 5: b was down".to_owned()), "{said:?}");
+}
+
+#[test]
+fn a_swap_that_ended_in_the_turn_of_another_node_is_compared_with_its_claims() {
+    let mut bench = waiting_for_the_store();
+    bench.give(read(Some(lease("b", 4, "v4")))).said();
+    // Nobody confirms that the leader is down, so this node waits for the store.
+    bench.peer("b").confirmed = None;
+    bench.ticks(5).give(swapped("v5"));
+    assert_eq!((bench.role(), bench.said()), (Role::Suspended, vec!["claim 5".to_owned(), "read".to_owned()]));
+    let now = bench.ticks(1).now;
+    bench.peer("c").current = Some(now);
+    bench.ticks(1);
+    assert_eq!(bench.said(), ["lead 5: b was down"]);
+}
+
+/// Its event loop hangs, and its gossip says so.
+#[test]
+fn the_vips_of_a_leader_that_has_lapsed_are_taken_at_once() {
+    let mut bench = Bench::following();
+    bench.ticks(11);
+    bench.peer("b").state.lapsed = true;
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+    bench.give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said(), ["swap v4 for 5"]);
+}
+
+#[test]
+fn a_store_that_is_silent_does_not_let_the_vips_of_a_leader_that_has_lapsed_be_taken() {
+    let mut bench = Bench::following();
+    bench.ticks(11);
+    bench.peer("b").state.lapsed = true;
+    bench.later(ms(10)).give(Input::Peers).ticks(20);
+    assert_eq!(bench.said(), ["read"], "it may come back at any time");
+}
+
+/// All were cut off, and have lapsed. Each leads again what is its own.
+#[test]
+fn a_node_that_was_cut_off_itself_gives_a_leader_that_has_lapsed_a_second_to_come_back() {
+    let mut bench = Bench::following();
+    bench.peer("b").state.lapsed = true;
+    bench.ticks(9);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.ticks(3);
+    assert_eq!(bench.said(), ["read"]);
+}
+
+#[test]
+fn what_answers_is_not_down() {
+    let mut bench = Bench::following();
+    bench.falls("b", MemberStatus::Down);
+    for _ in 0..9 {
+        let now = bench.ticks(1).now;
+        bench.peer("b").answered = Some(now);
+    }
+    bench.knows_b();
+    assert_eq!(bench.said(), [] as [&str; 0]);
+    bench.ticks(4);
+    assert_eq!(bench.said(), ["read"]);
+}
+
+/// Its carrier was away for a moment, and another node may have taken the VIP.
+#[test]
+fn who_could_not_announce_a_vip_meanwhile_waits_for_the_store_anew() {
+    let mut bench = waiting_for_the_store();
+    bench.later(ms(20)).give(Input::Unable([vip4(1)].into()));
+    bench.later(ms(60)).give(Input::Unable(BTreeSet::new()));
+    bench.said();
+    bench.later(ms(20)).tick().give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.ticks(1).give(Input::Peers);
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
 #[test]

@@ -12,8 +12,8 @@ use super::{
     together,
 };
 use crate::membership::{
-    AgentInfo, ElectionMessage, Item, ItemKey, MOST_LEASE, MOST_PAYLOAD, Malformed, MemberStatus, Membership,
-    MembershipEvent, MembershipSettings, ProbedPort, Why, WireVersions, as_of_a_later_version,
+    AgentInfo, ElectionMessage, HashingInfo, Item, ItemKey, MOST_LEASE, MOST_PAYLOAD, Malformed, MemberStatus,
+    Membership, MembershipEvent, MembershipSettings, ProbedPort, Why, WireVersions, as_of_a_later_version,
     items::ItemChange,
     local_state::LocalState,
     swim::{MemberId, admitted},
@@ -55,6 +55,8 @@ fn some_wires() -> Vec<Wire<'static>> {
             wire: WireVersions { oldest: 1, newest: u8::MAX },
             lease: MOST_LEASE,
         })),
+        ItemChange::Set(Item::Hashing(HashingInfo { newest: 1, used: u32::MAX })),
+        ItemChange::Set(Item::Lapsed),
         ItemChange::Gone(ItemKey::Unable(vip)),
     ];
     let changes = changes.map(|change| DeltaChange(Some(change))).to_vec();

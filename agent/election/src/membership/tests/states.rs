@@ -303,3 +303,43 @@ fn a_peer_that_is_asked_says_soon_what_it_publishes() {
         assert!(network.peer(0, 1).state.claims.contains_key(&vip(1)), "{nodes} nodes: it is as new as the question");
     }
 }
+
+/// Publishes a claim of node 0, whose kernel answers for 300 ms.
+fn with_a_leader(seed: u64) -> Network {
+    let mut network = together(3, seed);
+    network.act(0, |membership, now| {
+        membership.publish(claim(1, 4), now).unwrap();
+        membership.note_event_loop(ms(300), now);
+        membership.note_deadline(now + ms(200), now);
+    });
+    network.run(ms(100));
+    assert!([1, 2].iter().all(|of| network.peer(*of, 0).state.leads(vip(1))));
+    network
+}
+
+#[test]
+fn a_node_whose_event_loop_hangs_leads_nothing_once_its_deadline_has_passed() {
+    for seed in 0..10 {
+        let mut network = with_a_leader(seed);
+        let lapsed = |network: &Network| [1, 2].iter().all(|of| !network.peer(*of, 0).state.leads(vip(1)));
+        network.run(ms(190));
+        assert!(!lapsed(&network), "the loop does not count as hanging");
+        assert!(network.until(ms(30), lapsed).is_some());
+        // It goes on, and sees to its Leases.
+        network.act(0, |membership, now| membership.note_deadline(now + ms(300), now));
+        assert!(network.until(ms(30), |network| !lapsed(network)).is_some());
+    }
+}
+
+#[test]
+fn a_node_that_does_not_answer_for_a_second_leads_nothing_though_its_event_loop_runs() {
+    let mut network = with_a_leader(0);
+    let lapsed = |network: &Network| [1, 2].iter().all(|of| !network.peer(*of, 0).state.leads(vip(1)));
+    for _ in 0..10 {
+        network.act(0, |membership, now| membership.note_event_loop(ms(300), now));
+        network.run(ms(100));
+        assert!(!lapsed(&network));
+    }
+    network.act(0, |membership, now| membership.note_event_loop(ms(300), now));
+    assert!(network.until(ms(130), lapsed).is_some());
+}

@@ -9,10 +9,6 @@ use crate::{
 };
 use vipmux_model::NodeName;
 
-/// The time without a heartbeat of the event loop after which gossip stops, as in
-/// `runtime/elector.rs`.
-const HUNG: Duration = Duration::from_secs(1);
-
 impl NodeHandle<'_> {
     pub(super) fn wake(&mut self) {
         let (world, now) = (self.world.schedule.now, self.now());
@@ -21,14 +17,14 @@ impl NodeHandle<'_> {
             return;
         }
         agent.wake = None;
-        if agent.parting || now.saturating_sub(agent.turned) <= HUNG {
+        if agent.parting || !agent.membership.is_hung(now) {
             agent.membership.turn(now);
         }
         if agent.parting && agent.membership.next().is_none() {
             self.flush();
             return self.kill();
         }
-        let due = self.get().agent.as_ref().and_then(|agent| agent.election.next());
+        let due = self.get().agent.as_ref().and_then(|agent| agent.election.next()).filter(|_| !self.get().hangs);
         if due.is_some_and(|due| due <= now) { self.elect() } else { self.listen() }
     }
 
@@ -36,7 +32,7 @@ impl NodeHandle<'_> {
         let now = self.now();
         let name = self.world.cluster.nodes[from].name.clone();
         let Some(agent) = self.agent() else { return };
-        if now.saturating_sub(agent.turned) > HUNG {
+        if agent.membership.is_hung(now) {
             return;
         }
         if let Err(error) = agent.membership.receive(&name, bytes, now) {
@@ -48,7 +44,7 @@ impl NodeHandle<'_> {
     /// Lets the event loop handle gossip's events, most often at once.
     pub(super) fn listen(&mut self) {
         let Some(agent) = &self.get().agent else { return };
-        if !agent.membership.has_events() || agent.parting {
+        if !agent.membership.has_events() || agent.parting || self.get().hangs {
             return self.flush();
         }
         if self.world.dice.chance(900) {
@@ -64,7 +60,7 @@ impl NodeHandle<'_> {
         let (world, now, clock) = (self.world.schedule.now, self.now(), self.get().clock);
         let Some(agent) = self.world.cluster.nodes[self.node].agent.as_deref_mut() else { return };
         let outbox = agent.membership.take_outbox();
-        let hung = now.saturating_sub(agent.turned) > HUNG;
+        let hung = agent.membership.is_hung(now);
         let next = agent.membership.next().into_iter().chain(agent.election.next()).min();
         if let Some(next) = next {
             let at = clock.world(next).max(world) + self.world.dice.micros(100, 1_000);

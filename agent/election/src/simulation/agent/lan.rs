@@ -41,7 +41,7 @@ impl NodeHandle<'_> {
         let stranger = AddressOwner::ForeignSpeaker(Mac::new([2, 0, 0, 0, 0, 9]));
         let owner = if cluster.foreign_speakers.contains(&vip) && cluster.network.is_on(self.node) {
             stranger
-        } else if let Some(other) = cluster.answerer(self.node, vip, now) {
+        } else if let Some(other) = cluster.answerer(self.node, vip, now).or_else(|| cluster.proxied(self.node, vip)) {
             // Nodes publish their MACs by gossip.
             let other = &cluster.nodes[other].name;
             let has_heard = |agent: &Agent| agent.membership.peers().members.contains_key(other);
@@ -63,6 +63,7 @@ impl NodeHandle<'_> {
         if !cluster.answers(from, vip, schedule.now) {
             return;
         }
+        cluster.announced.insert(vip, from);
         for node in 0..cluster.nodes.len() {
             if node != from && cluster.network.hears(from, node) && !dice.chance(cluster.network.lan_loss) {
                 schedule.after(dice.micros(20, 500), WorldEvent::Heard { node, from, vip });

@@ -48,22 +48,32 @@ impl Script<'_> {
                 self.add(BEGIN, Fault::Mark);
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
-            // A node can crash, be stopped, or lose its link, after its Lease is written, and before it
-            // answers. Others wait a second for that, and then ask the LAN.
-            Scenario::Crash | Scenario::Pause | Scenario::Link => {
-                Promise { answer: Duration::from_millis(1_250), ..STRICT }
-            }
+            // An agent can take a VIP that is handed over, die before it has written the Lease, and start again
+            // at once. It claims nothing then, and others wait a second for its claim.
+            Scenario::Crash => Promise { answer: Duration::from_millis(1_200), ..STRICT },
+            Scenario::Pause | Scenario::Link => STRICT,
             // docs/failover.md says so.
             Scenario::Single => {
                 let (answer, without_store) = (Duration::from_millis(400), Duration::from_millis(500));
                 Promise { answer, without_store, interval: Duration::from_millis(10), ..STRICT }
             }
+            Scenario::Hang => {
+                let (answer, without_store) = (Duration::from_millis(500), Duration::from_secs(1));
+                Promise { answer, without_store, interval: Duration::from_millis(10), ..STRICT }
+            }
+            // A second to read the objects, and a takeover.
+            Scenario::SlowSource => Promise { answer: Duration::from_millis(1_600), ..STRICT },
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
             Scenario::Freeze => Promise { overlap: LEFT, answer: Duration::from_secs(3), ..STRICT },
             // The longest lease, and the time to find out that its node is down.
             Scenario::Versions => Promise { answer: Duration::from_secs(4), ..STRICT },
             Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
             Scenario::Half => Promise { half: Duration::from_secs(2), answer: Duration::from_secs(3), ..STRICT },
+            // The LAN is asked twice, ten seconds apart.
+            Scenario::Proxy => {
+                let longest = Duration::from_secs(14);
+                Promise { answer: longest, half: longest, without_store: longest, ..STRICT }
+            }
             Scenario::Forge => {
                 Promise { answer: Duration::from_millis(120), interval: Duration::from_millis(10), ..STRICT }
             }
@@ -98,7 +108,7 @@ impl Script<'_> {
             at += pause;
         }
         // The last fault of this scenario takes long.
-        let end = if scenario == Scenario::Half { at } else { end };
+        let end = if matches!(scenario, Scenario::Half | Scenario::Proxy) { at } else { end };
         self.add(end, Fault::Recover);
         if scenario == Scenario::Scores {
             self.add(end + TAIL, Fault::Mark);
@@ -121,6 +131,18 @@ impl Script<'_> {
             Scenario::Pause => {
                 self.add(at, Fault::Pause(node));
                 self.add(at + lasts, Fault::Resume(node));
+            }
+            Scenario::Hang => {
+                self.add(at, Fault::Hang(node));
+                self.add(at + lasts, Fault::Resume(node));
+                return lasts + 4_000;
+            }
+            Scenario::SlowSource => {
+                let (takes, stopped) = (1_000 + self.dice.below(10_000), 250 + self.dice.below(400));
+                self.add(at - 10, Fault::SlowSource(node, Duration::from_millis(takes)));
+                self.add(at, Fault::Pause(node));
+                self.add(at + stopped, Fault::Resume(node));
+                return takes + 4_000;
             }
             Scenario::Freeze => {
                 self.add(at, Fault::Freeze(node));
@@ -151,6 +173,7 @@ impl Script<'_> {
             Scenario::Versions => self.upgrade(node, at, lasts),
             Scenario::Half => return self.lose_half(at),
             Scenario::Single => return self.single(node, at),
+            Scenario::Proxy => return self.proxy(node, at),
             Scenario::Lan => self.lan(at, lasts),
             Scenario::Partition => self.partition(at, lasts),
             Scenario::Vips => {
@@ -167,6 +190,25 @@ impl Script<'_> {
             return 100 + self.dice.below(900);
         }
         if self.dice.chance(300) { self.dice.below(400) } else { 500 + self.dice.below(5_000) }
+    }
+
+    /// The node is away, or cut off, for longer than its VIPs take to move.
+    fn proxy(&mut self, node: usize, at: u64) -> u64 {
+        self.add(at, Fault::Proxy(true));
+        let lasts = 16_000 + self.dice.below(4_000);
+        let (begin, end) = match self.dice.below(4) {
+            0 => (Fault::PowerOff(node), Fault::Start(node)),
+            1 => (Fault::Crash(node), Fault::Start(node)),
+            2 => (Fault::Pause(node), Fault::Resume(node)),
+            // Both live, and one of them does not hear the other, or neither does.
+            _ => (Fault::Deaf(node, 1 - node), Fault::Heal),
+        };
+        if matches!(begin, Fault::Deaf(..)) && self.dice.chance(500) {
+            self.add(at, Fault::Deaf(1 - node, node));
+        }
+        self.add(at, begin);
+        self.add(at + lasts, end);
+        lasts + 2_000 + self.dice.below(4_000)
     }
 
     fn drain(&mut self, node: usize, at: u64, lasts: u64) {

@@ -1,6 +1,6 @@
 //! Evaluates who leads a VIP, and why this node does not answer although it should.
 
-use vipmux_common::abi::Role;
+use vipmux_common::abi::{Role, Why};
 
 use super::START;
 use crate::{
@@ -14,6 +14,8 @@ use vipmux_model::NodeName;
 
 const LOOK: &str = "run `vipmux inspect members` to see which nodes are alive and ready; the agents' logs say why none \
                     of them takes it";
+const ANSWERED: &str = "start that node's agent, or find what answers: a switch with proxy ARP or ARP suppression, or a host. \
+                        Of two nodes, one takes over after some 10 s (docs/failover.md)";
 const FIND: &str = "find the other machine that has the address: another load balancer's speaker, or a host";
 
 /// The desired leader of a VIP, as far as it is known.
@@ -60,6 +62,9 @@ impl Steps {
             // This node would not have heard of a change since.
             _ if fence != FenceState::Open => {
                 self.note(StepKind::Led, format!("{finding} (known when the fence lapsed)"));
+            }
+            Some(_) if leadership.why == Some(Code(Ok(Why::Answered))) => {
+                self.broken(StepKind::Led, finding, ANSWERED);
             }
             Some(_) => self.holds(StepKind::Led, finding),
             None => self.broken(StepKind::Led, finding, LOOK),

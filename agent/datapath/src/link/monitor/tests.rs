@@ -1,0 +1,28 @@
+use nix::net::if_::if_nametoindex;
+
+use super::{
+    super::{Ethtool, tests::until},
+    *,
+};
+use vipmux_testing::netns::Namespace;
+
+#[test]
+fn a_driver_that_comes_to_take_vlan_tags_out_of_frames_is_seen_and_others_are_not_asked() {
+    let Some([node, peer]) = Namespace::new() else { return };
+    node.veth("eth0", &peer, "lan0");
+    let (ethtool, eth0) = node.enter(|| (Ethtool::open().unwrap(), if_nametoindex("eth0").unwrap()));
+    node.run(async |_| {
+        let monitor = Monitor::start().await.unwrap();
+        let await_strips = async |expected| {
+            until(monitor.links(), |links| links.strips_tags(eth0) == expected).await;
+        };
+        await_strips(false).await;
+        monitor.follow_tags([eth0].into());
+        await_strips(true).await;
+        for strip in [false, true, false] {
+            ethtool.strip_tags("eth0", strip).unwrap();
+            await_strips(strip).await;
+        }
+        monitor.stop().await;
+    });
+}
