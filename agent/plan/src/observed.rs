@@ -1,18 +1,22 @@
 //! Holds the observed state: the mirror of the maps, and the desired state that was last reached.
 
-use std::{collections::BTreeMap, mem, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    time::Duration,
+};
 
 use vipmux_common::abi::{self, Mac};
 
 use crate::{
-    capacity::Capacities,
+    capacity::{Capacities, CapacityRefusal, Subject},
     entries::MapEntries,
     mirror::MapMirror,
     reached::ReachedState,
     service_backends::ServiceBackends,
     step::{Plan, Step},
 };
-use vipmux_model::{NodeName, desired::Desired, hashing::Hashing};
+use vipmux_model::{NodeName, Vip, desired::Desired, hashing::Hashing};
 
 /// The maps as the agent last read or wrote them.
 #[derive(Clone, Debug)]
@@ -121,6 +125,24 @@ impl Observed {
     /// [`REST`](crate::REST), and they are removed.
     pub fn has_leftovers(&self) -> bool {
         self.maps.sources.has_leftovers()
+    }
+
+    /// Returns the VIPs of which nothing is served, since nothing found room. `refused`: what the last plan for
+    /// the desired state refused ([`Plan::refused`]).
+    pub fn unserved(&self, desired: &Desired, refused: &[CapacityRefusal]) -> BTreeSet<Vip> {
+        let vips = refused.iter().filter_map(|refusal| match &refusal.subject {
+            Subject::Vip(vip) => Some(*vip),
+            Subject::Claim(claim) => Some(claim.vip),
+            Subject::Node(_) => None,
+        });
+        let mut unserved: BTreeSet<_> = vips.collect();
+        if !unserved.is_empty() {
+            let served = desired.services.keys().filter(|claim| self.maps.service(claim).is_some());
+            for claim in served {
+                unserved.remove(&claim.vip);
+            }
+        }
+        unserved
     }
 
     /// Returns the newest hashing by which a Service chooses backends; `None`: there is no Service.

@@ -103,14 +103,14 @@ impl ElectionDriver {
     }
 
     /// Publishes this node's MACs to the peers, and reports to the election which VIPs cannot be
-    /// announced here. `lossy`: those whose answers are lost.
+    /// announced here. `unserved`: those that found no room in the maps. `lossy`: those whose answers are lost.
     pub(super) fn update_node(
         &mut self,
         kernel: &mut Kernel,
         (interfaces, links): (&AttachedInterfaces, &Links),
         state: &ServingState,
         desired: &Desired,
-        lossy: BTreeSet<Vip>,
+        (unserved, lossy): (BTreeSet<Vip>, BTreeSet<Vip>),
     ) -> Result<Vec<Command>, KernelError> {
         self.elector.set_nodes(&state.nodes)?;
         let (own, owners) = (state.nodes.get(&self.node).map_or(&[][..], Vec::as_slice), links.owners());
@@ -121,8 +121,9 @@ impl ElectionDriver {
         // well. The addresses may be on a dummy, where routes lead to them.
         let is_here = |address: &IpAddr| links.iter().any(|interface| interface.has(*address));
         let elsewhere = !own.is_empty() && !own.iter().any(is_here);
-        let unable = desired.vips.iter().filter(|(_, vip)| {
-            elsewhere || !interfaces.carries(vip.interfaces, vip.vlan.map_or(0, NonZeroU16::get).into())
+        let unable = desired.vips.iter().filter(|(address, vip)| {
+            let carries = interfaces.carries(vip.interfaces, vip.vlan.map_or(0, NonZeroU16::get).into());
+            elsewhere || !carries || unserved.contains(address)
         });
         let unable = unable.map(|(vip, _)| *vip).collect();
         let mut commands = self.elector.handle(kernel, Input::Unable(unable))?;

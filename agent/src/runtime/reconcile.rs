@@ -42,7 +42,8 @@ impl Agent {
         let lossy = self.report_losses(links, &desired);
         let Self { serving, election, .. } = self;
         let network = (&serving.interfaces, &**links);
-        let commands = election.update_node(&mut serving.kernel, network, state, &desired, lossy)?;
+        let unserved = serving.kernel.observed().unserved(&desired, &synced.refused);
+        let commands = election.update_node(&mut serving.kernel, network, state, &desired, (unserved, lossy))?;
         self.execute(&commands)?;
         self.serving.finish(&desired, &synced, nat, links, &mut warnings)?;
         if self.election.is_current(state) {

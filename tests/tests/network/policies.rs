@@ -8,8 +8,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use vipmux_common::abi::capacity::SOURCE_RANGES;
 use vipmux_tests::{
     agent::Plan,
+    arp,
     client::{Datagrams, Kind, Request, Session},
     cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, SILENCE, TIMEOUT},
     lan::{Client, Lan, Options},
@@ -19,6 +21,8 @@ use vipmux_tests::{
     traffic::Traffic,
     wait,
 };
+
+use crate::leading::WINDOW;
 
 const PAUSE: Duration = Duration::from_millis(5);
 /// The addresses that the Services share.
@@ -154,6 +158,30 @@ fn only_a_client_within_the_source_ranges_is_answered_and_others_get_no_word() -
         assert_eq!(outside.namespace().run(|| other.send(TIMEOUT))?.service, "ops/admin");
     }
     Ok(())
+}
+
+#[test]
+fn a_vip_of_which_nothing_found_room_in_the_maps_has_no_leader_until_it_does() -> Result<()> {
+    let Some(cluster) = prepared(Options::default(), &["node-1"])? else { return Ok(()) };
+    let alone = Ipv4Addr::new(192, 0, 2, 205);
+    let large = |count: u32| {
+        let range = |number| format!("{}/32", Ipv4Addr::from_bits(0x0a00_0000 + number));
+        let service = Service::sharing("shop/large", WEB.0, "TCP", WEB.1).with([cluster.endpoint("web-1")?]);
+        let ranges = json!((0..count).map(range).collect::<Vec<_>>());
+        let service = Service { address: Some(alone), sharing_key: None, ..service };
+        Ok::<_, anyhow::Error>(service.with_field("loadBalancerSourceRanges", ranges))
+    };
+    let (too_many, few) = (large(SOURCE_RANGES + 1)?, large(9)?);
+    let cluster = started(cluster, &[too_many])?;
+    for agent in &cluster.agents {
+        let lacks = |line: &str| line.contains("the map SOURCE_RANGES lacks room");
+        agent.process().wait_for_line("a warning", PATIENCE, lacks)?;
+    }
+    let client = cluster.lan.client()?;
+    let nobody = arp::answers(client.namespace(), client.address, alone, WINDOW)?;
+    assert!(nobody.is_empty(), "{nobody:?} answer");
+    cluster.manifests.write_service(&few)?;
+    cluster.await_leader(alone).map(drop)
 }
 
 #[test]

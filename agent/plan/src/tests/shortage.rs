@@ -1,5 +1,7 @@
 //! Tests maps that have no room for everything.
 
+use std::collections::BTreeSet;
+
 use super::{Serve as _, VIP, World, backends, desired};
 use crate::{Capacities, CapacityMap, CapacityRefusal, Plan, Shortage, Subject};
 use vipmux_testing::names::{tcp_claim, vip};
@@ -17,6 +19,28 @@ fn a_full_map_is_reported_and_served_claims_go_on() {
     assert_eq!(plan, Plan { refused, ..Plan::default() });
     assert_eq!(shortage.to_string(), "the map TABLES lacks room: 251 needed, 98 free of 600");
     assert_eq!(world.service(80), before);
+}
+
+#[test]
+fn a_vip_of_which_nothing_found_room_is_not_served() {
+    let other = vip([192, 0, 2, 8]);
+    let mut world = World::with_capacities(Capacities { backends: 1, ..Capacities::default() });
+    let mut wanted = desired().serve(80, "web", &backends(&[(1, "b")])).serve(81, "large", &backends(&[(2, "b")]));
+    wanted.vips.insert(other, wanted.vips[&vip(VIP)].clone());
+    let service = wanted.services[&tcp_claim(vip(VIP), 81)].clone();
+    wanted.services.insert(tcp_claim(other, 81), service);
+    let plan = world.reach(&wanted);
+    assert_eq!(plan.refused.len(), 2);
+    assert_eq!(world.observed.unserved(&wanted, &plan.refused), [other].into(), "the first one has a claim left");
+
+    // What a served claim should become may find no room: it goes on.
+    let larger = desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")]));
+    let plan = world.reach(&larger);
+    assert_eq!((plan.refused.len(), world.observed.unserved(&larger, &plan.refused)), (1, BTreeSet::new()));
+
+    let mut world = World::with_capacities(Capacities { vips: 0, ..Capacities::default() });
+    let plan = world.reach(&wanted);
+    assert_eq!(world.observed.unserved(&wanted, &plan.refused), [vip(VIP), other].into());
 }
 
 #[test]
