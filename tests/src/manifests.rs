@@ -94,6 +94,13 @@ impl Manifests {
         self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
     }
 
+    /// Writes a LAN's Nodes without one of them.
+    pub fn write_nodes_but(&self, lan: &Lan, deleted: &str) -> Result<()> {
+        let nodes = lan.nodes.iter().filter(|node| node.name != deleted);
+        let document = |node: &Node| node_document(node, &[node.address.into(), node.address_v6.into()], false);
+        self.write("nodes.yaml", &nodes.map(document).collect::<Vec<_>>())
+    }
+
     /// Writes a LAN's Nodes with these InternalIPs, in the order of the nodes.
     pub fn write_nodes_at(&self, lan: &Lan, addresses: &[Vec<IpAddr>]) -> Result<()> {
         let nodes = lan.nodes.iter().zip(addresses).map(|(node, addresses)| node_document(node, addresses, false));

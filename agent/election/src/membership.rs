@@ -93,6 +93,9 @@ const FIRST_ANNOUNCED: usize = 64;
 const HURRY: u32 = 20;
 /// The time after its deadline in which a node may get its objects and answer again, before others take its VIPs.
 const UNINFORMED: Duration = Duration::from_secs(1);
+/// The time for which a member without a Node object counts after it was found down, or left. By then its
+/// VIPs have another leader.
+const DELETED: Duration = Duration::from_secs(10);
 /// The number of times that a node says that it leaves.
 const FAREWELLS: u32 = 3;
 
@@ -138,8 +141,10 @@ pub struct Membership {
     settings: MembershipSettings,
     local: NodeName,
     rng: XorShiftRng,
-    /// The Nodes of the cluster and this one, by [`MemberId::key`].
+    /// The Nodes of the cluster and this one, by [`MemberId::key`], also those in [`Self::deleted`].
     nodes: BTreeMap<u64, NodeName>,
+    /// Members whose Node object is gone.
+    deleted: BTreeSet<u64>,
     swim: Swim,
     peers: Peers,
     /// The record of each member, beside the public view.
@@ -257,6 +262,7 @@ impl Membership {
             settings,
             rng,
             nodes: BTreeMap::from([(key, local.clone())]),
+            deleted: BTreeSet::new(),
             local,
             swim,
             peers: Peers { majority: true, ..Peers::default() },
@@ -282,24 +288,26 @@ impl Membership {
     }
 
     /// Sets the Nodes of the cluster, with or without this one: the nodes to join and to count. A
-    /// Node that is gone is forgotten.
+    /// Node that is gone stays a member until its agent has left or was down for ten seconds: it leads, and
+    /// transfers its VIPs.
     pub fn set_nodes(&mut self, mut nodes: BTreeSet<NodeName>, now: Duration) {
         nodes.insert(self.local.clone());
         let nodes: BTreeMap<_, _> = nodes.into_iter().map(|name| (MemberId::key(&name), name)).collect();
-        let before = std::mem::replace(&mut self.nodes, nodes);
-        self.swim.expect(self.nodes.len());
-        self.peers.pair = self.nodes.len() == 2;
-        for (key, name) in before.iter().filter(|(key, _)| !self.nodes.contains_key(key)) {
-            self.records.remove(name);
-            if let Some(peer) = self.peers.members.remove(name) {
-                let _ = self.swim.forget(MemberId { node: *key, generation: peer.generation });
-                self.output.changed = true;
-            }
-        }
+        let missing = |from: &BTreeMap<u64, NodeName>, of: &BTreeMap<u64, NodeName>| {
+            from.keys().filter(|key| !of.contains_key(key)).copied().collect::<BTreeSet<_>>()
+        };
+        self.deleted = missing(&self.nodes, &nodes);
+        let added = missing(&nodes, &self.nodes).into_iter().collect();
+        self.nodes.extend(nodes);
+        self.forget_deleted(now);
         self.view.uncounted = true;
-        let added = self.nodes.keys().filter(|key| !before.contains_key(key)).copied().collect();
         self.announce(added, FIRST_ANNOUNCED);
         self.process_swim(now);
+    }
+
+    /// Returns the other nodes that this one exchanges payloads with, although they have no Node object.
+    pub fn deleted(&self) -> impl Iterator<Item = &NodeName> {
+        self.deleted.iter().filter_map(|key| self.nodes.get(key))
     }
 
     /// Handles a payload that `from` was proven to have sent.

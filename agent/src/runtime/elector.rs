@@ -120,14 +120,22 @@ impl Elector {
         Ok((elector, reports))
     }
 
-    /// Sets the Nodes of the cluster, with their InternalIPs.
+    /// Sets the Nodes of the cluster, with their InternalIPs. Agents whose Node is gone keep its last addresses,
+    /// this one too, until they have transferred their VIPs.
     pub(super) fn set_nodes(&mut self, nodes: &Addresses) -> Result<(), KernelError> {
         if *self.addresses.borrow() == *nodes {
             return Ok(());
         }
         self.keys.set_nodes(nodes.len());
-        self.shared.lock().set_nodes(nodes.keys().cloned().collect(), boottime()?);
-        self.addresses.send_replace(nodes.clone());
+        let mut all = nodes.clone();
+        {
+            let mut membership = self.shared.lock();
+            membership.set_nodes(nodes.keys().cloned().collect(), boottime()?);
+            let last = self.addresses.borrow();
+            let deleted = membership.deleted().chain([&self.local]).filter(|name| !nodes.contains_key(*name));
+            all.extend(deleted.filter_map(|name| Some((name.clone(), last.get(name)?.clone()))));
+        }
+        self.addresses.send_replace(all);
         self.shared.outgoing.notify_one();
         Ok(())
     }

@@ -69,6 +69,9 @@ pub(super) struct AttachedInterfaces {
     never_native: BTreeSet<u32>,
     /// The segments on which this node has no path to others.
     cut: BTreeSet<u32>,
+    /// The Node's InternalIPs. While it has none, its last ones: an agent whose Node was deleted transfers its
+    /// VIPs.
+    own: Vec<IpAddr>,
     /// The Node's InternalIP is on none of the segments, but on a tunnel or a management network.
     has_internal_ip_elsewhere: bool,
     /// The subnets with several cards, and the choice for each.
@@ -94,6 +97,7 @@ impl AttachedInterfaces {
             bypassed: BTreeSet::new(),
             never_native: BTreeSet::new(),
             cut: BTreeSet::new(),
+            own: Vec::new(),
             has_internal_ip_elsewhere: false,
             shared: Vec::new(),
             refused: false,
@@ -323,10 +327,13 @@ impl AttachedInterfaces {
         &mut self,
         kernel: &mut Kernel,
         links: &Links,
-        own: Option<&[IpAddr]>,
+        own: &[IpAddr],
         warnings: &mut Warnings,
     ) -> Result<SegmentChanges, AgentError> {
-        let (segments, errors) = self.wanted(links, own);
+        if !own.is_empty() {
+            self.own = own.to_vec();
+        }
+        let (segments, errors) = self.wanted(links);
         for error in errors {
             warnings.add_error(error)?;
         }
@@ -343,7 +350,7 @@ impl AttachedInterfaces {
         }
         let segments = usable;
         let changes = self.replace_segments(segments);
-        self.has_internal_ip_elsewhere = own.and_then(<[_]>::first).is_some_and(|own| !self.has_address(links, *own));
+        self.has_internal_ip_elsewhere = self.own.first().is_some_and(|own| !self.has_address(links, *own));
         self.follow_checksums(kernel, links)?;
         self.defend_tags(kernel, links, warnings)?;
         self.update_silent(links);
@@ -384,15 +391,17 @@ impl AttachedInterfaces {
 
     /// Returns the segments to announce on. A named interface must be there at the start, and may
     /// come back later.
-    fn wanted(&self, links: &Links, own: Option<&[IpAddr]>) -> (Segments, Vec<AgentError>) {
+    fn wanted(&self, links: &Links) -> (Segments, Vec<AgentError>) {
         let names = &self.settings.names;
-        let chosen: Vec<_> = match own {
-            _ if !names.is_empty() => names.iter().map(|name| links.named(name)).collect(),
-            Some(addresses) if !addresses.is_empty() => match links.holding(addresses) {
+        let chosen: Vec<_> = if !names.is_empty() {
+            names.iter().map(|name| links.named(name)).collect()
+        } else if self.own.is_empty() {
+            Vec::new()
+        } else {
+            match links.holding(&self.own) {
                 Ok(found) => found.into_iter().map(Ok).collect(),
                 Err(error) => vec![Err(error)],
-            },
-            _ => Vec::new(),
+            }
         };
         let (mut segments, mut errors) = (Segments::default(), Vec::new());
         for interface in chosen {

@@ -135,7 +135,7 @@ impl Serving {
         state: &ServingState,
         warnings: &mut Warnings,
     ) -> Result<SegmentChanges, AgentError> {
-        let own = state.nodes.get(&self.node).map(Vec::as_slice);
+        let own = state.nodes.get(&self.node).map_or(&[][..], Vec::as_slice);
         self.interfaces.attach(&mut self.kernel, links, own, warnings)
     }
 

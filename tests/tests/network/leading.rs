@@ -146,26 +146,47 @@ fn an_edit_of_the_nodes_moves_the_address_without_a_long_silence() -> Result<()>
     for _ in 0..3 {
         let (first, mac) = { cluster.await_leader(VIP).map(|node| (node.name.clone(), node.mac))? };
         cluster.manifests.write_nodes(&cluster.lan, &[&first])?;
-        let begin = Instant::now();
-        let (mut unanswered, mut in_a_row) = (0, 0);
-        while in_a_row < 10 && unanswered < SILENCE {
-            ensure!(begin.elapsed() < PATIENCE, "{first} still answers");
-            let client = cluster.lan.client()?;
-            let answer = arp::first_answer(client.namespace(), client.address, VIP, WINDOW)?;
-            unanswered = if answer.is_none() { unanswered + 1 } else { 0 };
-            match answer {
-                Some(answer) if answer == mac => in_a_row = 0,
-                Some(_) => in_a_row += 1,
-                None => {}
-            }
-        }
-        assert!(unanswered < SILENCE, "nobody answered {unanswered} questions, {WINDOW:?} each");
+        await_successor(&cluster, mac)?;
         let second = cluster.await_leader(VIP)?.mac;
         cluster.manifests.write_nodes(&cluster.lan, &[])?;
         await_candidate(&cluster, VIP, &first)?;
         services::await_all(&cluster)?;
         assert_eq!(answers(&cluster, VIP)?, [second], "it does not go back when the node is uncordoned");
     }
+    Ok(())
+}
+
+/// Waits until another node than this one answers for [`VIP`], which must never be long without an answer.
+fn await_successor(cluster: &Cluster, before: MacAddr) -> Result<()> {
+    let begin = Instant::now();
+    let (mut unanswered, mut in_a_row) = (0, 0);
+    while in_a_row < 10 && unanswered < SILENCE {
+        ensure!(begin.elapsed() < PATIENCE, "{before} still answers");
+        let client = cluster.lan.client()?;
+        let answer = arp::first_answer(client.namespace(), client.address, VIP, WINDOW)?;
+        unanswered = if answer.is_none() { unanswered + 1 } else { 0 };
+        match answer {
+            Some(answer) if answer == before => in_a_row = 0,
+            Some(_) => in_a_row += 1,
+            None => {}
+        }
+    }
+    ensure!(unanswered < SILENCE, "nobody answered {unanswered} questions, {WINDOW:?} each");
+    Ok(())
+}
+
+#[test]
+fn a_leader_whose_node_is_deleted_transfers_the_address_without_a_long_silence() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let (first, mac) = { cluster.await_leader(VIP).map(|node| (node.name.clone(), node.mac))? };
+    cluster.manifests.write_nodes_but(&cluster.lan, &first)?;
+    await_successor(&cluster, mac)?;
+    let second = cluster.await_leader(VIP)?;
+    cluster.await_standing(&second.name, &first, "alive").context("its agent runs on")?;
+    cluster.manifests.write_nodes(&cluster.lan, &[])?;
+    await_candidate(&cluster, VIP, &first)?;
+    services::await_all(&cluster)?;
+    assert_eq!(answers(&cluster, VIP)?, [second.mac]);
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::{
-    Command, Election,
+    AbilityToLead, Command, Election,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
     takeover_guard::{CLAIMLESS, SETTLE},
@@ -229,7 +229,9 @@ impl Election {
         let (ElectionMessage::Take { vip, .. }
         | ElectionMessage::Taken { vip, .. }
         | ElectionMessage::Declined { vip, .. }) = *message;
-        let can = self.fence.is_informed() && !self.availability.unable.contains(&vip) && !self.availability.draining;
+        let AbilityToLead { unable, draining, .. } = &self.availability;
+        // A peer may not have read yet that this node's object is gone, and would get the VIP back at once.
+        let can = self.fence.is_informed() && !unable.contains(&vip) && !draining && self.may_lead(vip);
         match (self.state_of(vip, now), *message) {
             (Some((state, mut cx)), message) => state.receive(from, message, can, &mut cx),
             (None, ElectionMessage::Take { vip, epoch }) => self.decline_unknown(vip, epoch, from, now),

@@ -27,6 +27,8 @@ const LATER: Duration = Duration::from_secs(1);
 /// The time after which a node waits for the store no longer, if the peers suffice to decide. A
 /// store that swallows requests would hold it up for seconds.
 pub(super) const HEDGE: Duration = Duration::from_millis(100);
+/// The pause after which the LAN is asked once more whether a leader without a Node object answers.
+const ASK_DELETED: Duration = Duration::from_millis(500);
 /// The pause after which the LAN is asked again for an address that has another owner.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// The time after which a leader has read that it is fenced, and has stopped. Less than two questions to the LAN
@@ -425,9 +427,16 @@ impl VipState {
                     let epoch = next_epoch(self.epoch());
                     return self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
                 }
-                (self.takeable_since, self.answered) = (None, why != Why::Resumed);
+                let is_deleted = self.known.as_ref().is_some_and(|known| !peers.members.contains_key(&known.node));
                 // Who answers for this node's own VIP may have no agent any more, and stop soon.
-                self.pause(if why == Why::Resumed { SOON } else { ASK_AGAIN }, cx);
+                let pause = match why {
+                    Why::Resumed => SOON,
+                    // Its deadline may not have passed yet, or it transfers the VIP now.
+                    _ if is_deleted && !self.answered => ASK_DELETED,
+                    _ => ASK_AGAIN,
+                };
+                (self.takeable_since, self.answered) = (None, why != Why::Resumed);
+                self.pause(pause, cx);
             }
             (Some(LeaseOperation::TakeoverProbe { lease, why }), AddressOwner::Nobody) => {
                 let epoch = next_epoch(self.epoch());

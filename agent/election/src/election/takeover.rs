@@ -203,7 +203,7 @@ impl Election {
     }
 
     /// Returns whether this node is a candidate for a VIP.
-    fn may_lead(&self, vip: Vip) -> bool {
+    pub(super) fn may_lead(&self, vip: Vip) -> bool {
         let candidates = self.wanted.get(&vip);
         candidates.is_some_and(|candidates| candidates.iter().any(|candidate| candidate.node == self.local))
     }

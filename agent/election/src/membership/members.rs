@@ -6,7 +6,7 @@ use foca::OwnedNotification as Notification;
 use rand_core::Rng;
 
 use crate::membership::{
-    MemberId, MemberStatus, Membership, MembershipSettings, Peer, Timer,
+    DELETED, MemberId, MemberStatus, Membership, MembershipSettings, Peer, Timer,
     items::State,
     peer_record::PeerRecord,
     peers::known,
@@ -46,6 +46,7 @@ impl Membership {
                 let often = if self.pace.hurry > 0 { 10 } else { 1 };
                 self.pace.hurry = self.pace.hurry.saturating_sub(1);
                 self.set(now + self.settings.join / often, Timer::Join);
+                self.forget_deleted(now);
                 self.process_swim(now);
             }
             Timer::AnnounceState => self.announce_state(now),
@@ -207,6 +208,28 @@ impl Membership {
             // A node takes an announcement to any of its generations.
             let _ = self.swim.announce(MemberId { node, generation: 0 });
         }
+    }
+
+    /// Forgets the members without a Node object that were gone for [`DELETED`].
+    pub(super) fn forget_deleted(&mut self, now: Duration) {
+        let is_over = |key: &u64| {
+            self.nodes.get(key).and_then(|name| self.peers.members.get(name)).is_none_or(|peer| match peer.status {
+                MemberStatus::Alive | MemberStatus::Suspected => false,
+                MemberStatus::Down | MemberStatus::Left => now >= peer.since + DELETED,
+            })
+        };
+        let over: Vec<_> = self.deleted.iter().filter(|key| is_over(key)).copied().collect();
+        for key in over {
+            self.deleted.remove(&key);
+            let Some(name) = self.nodes.remove(&key) else { continue };
+            self.records.remove(&name);
+            if let Some(peer) = self.peers.members.remove(&name) {
+                let _ = self.swim.forget(MemberId { node: key, generation: peer.generation });
+                (self.view.uncounted, self.output.changed) = (true, true);
+            }
+        }
+        self.swim.expect(self.nodes.len());
+        self.peers.pair = self.nodes.len() == 2;
     }
 
     fn suspect(&mut self, member: MemberId, now: Duration) {

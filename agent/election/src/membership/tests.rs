@@ -8,7 +8,9 @@ mod payloads;
 mod states;
 
 use self::network::{HEARTBEAT, Network, ms, name};
-use super::{ElectionMessage, MemberId, MemberStatus, Membership, MembershipEvent, MembershipSettings};
+use super::{
+    DELETED, ElectionMessage, Malformed, MemberId, MemberStatus, Membership, MembershipEvent, MembershipSettings,
+};
 use crate::LEASE;
 use vipmux_testing::{
     names::vip,
@@ -542,9 +544,9 @@ fn messages_come_through_unless_the_node_is_unknown() {
     network.act(0, |membership, _| membership.send_message(&name(1), message));
     network.run(ms(1));
     assert_eq!(network.events[1].last().unwrap().1, MembershipEvent::Message { from: name(0), message });
-    let mut stranger = network.take(1);
-    stranger.set_nodes([name(1)].into(), network.now);
-    assert!(stranger.peers().members.is_empty(), "it is forgotten with its Node");
+    let mut receiver = Membership::new(name(1), 1, network.settings.clone(), network.now);
+    let received = receiver.receive(&name(0), &[], network.now);
+    assert!(matches!(received, Err(Malformed::Stranger)), "{received:?}");
 }
 
 #[test]
@@ -577,15 +579,18 @@ fn a_vip_that_was_handed_over_a_while_ago_is_not_taken_up() {
 }
 
 #[test]
-fn a_node_that_is_gone_from_the_manifests_is_forgotten_and_may_come_back() {
+fn a_node_that_is_gone_from_the_manifests_is_a_member_until_its_agent_is_down_and_may_come_back() {
     let mut network = together(3, 17);
     network.act(0, |membership, now| membership.set_nodes([name(0), name(1)].into(), now));
-    assert_eq!(network.status(0, 2), None);
-    network.cut = Box::new(|from, to| (from, to) == (2, 0) || (from, to) == (0, 2));
-    network.run(ms(1000));
-    assert_eq!(network.status(0, 2), None, "nor is it heard of from others");
-    assert_eq!(network.of(0).peers().members.len(), 1);
-    network.cut = Box::new(|_, _| false);
+    network.run(ms(20_000));
+    assert_eq!(network.status(0, 2), Some(MemberStatus::Alive), "its agent runs");
+    assert_eq!(network.of(0).deleted().collect::<Vec<_>>(), [&name(2)]);
+    network.kill(2);
+    network.run(ms(5_000));
+    assert_eq!(network.status(0, 2), Some(MemberStatus::Down), "its VIPs are taken over");
+    network.run(DELETED + network.settings.join);
+    assert_eq!((network.status(0, 2), network.of(0).peers().members.len()), (None, 1));
     network.act(0, |membership, now| membership.set_nodes((0..3).map(name).collect(), now));
+    network.start(2);
     assert!(network.until(ms(1500), Network::whole).is_some());
 }

@@ -18,7 +18,7 @@ use crate::{
     Command, Election, ElectionSettings, HEARTBEAT, Input, LeaseOutcome,
     membership::{AgentInfo, Item, Membership, MembershipEvent, MembershipSettings, Peers, WireVersions},
 };
-use vipmux_model::Vip;
+use vipmux_model::{NodeName, Vip};
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Agent {
@@ -85,7 +85,7 @@ impl NodeHandle<'_> {
         }
         self.log(|| "agent: started".to_owned());
         let (now, seed) = (self.now(), self.world.dice.number());
-        let names = self.world.cluster.nodes.iter().map(|node| node.name.clone()).collect();
+        let names = self.nodes();
         let local = self.get().name.clone();
         let build = self.get().build;
         let lease = build.lease.unwrap_or(self.world.settings.lease);
@@ -125,6 +125,12 @@ impl NodeHandle<'_> {
         self.schedule(sync, AgentEvent::Sync { looked: true });
         self.world.show_records(self.node);
         self.flush();
+    }
+
+    /// Returns the names of the Node objects.
+    fn nodes(&self) -> BTreeSet<NodeName> {
+        let cluster = &self.world.cluster;
+        cluster.registered().map(|node| cluster.nodes[node].name.clone()).collect()
     }
 
     /// Kills the process. The kernel's maps stay.
@@ -240,6 +246,10 @@ impl NodeHandle<'_> {
         let unable = if carrier { BTreeSet::new() } else { self.world.cluster.vips.clone() };
         self.work(vec![Input::Unable(unable)]);
         if chosen {
+            let (nodes, now) = (self.nodes(), self.now());
+            if let Some(agent) = self.agent() {
+                agent.membership.set_nodes(nodes, now);
+            }
             let wanted = Arc::clone(&self.world.wanted);
             let said = self.work(vec![Input::Wanted(wanted)]);
             if said {

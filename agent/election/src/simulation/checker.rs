@@ -290,9 +290,10 @@ impl Checker {
             return None;
         }
         let settled = there.iter().filter(|node| cluster.nodes[**node].since + SETTLED <= now).count();
-        let majority = settled * 2 > cluster.nodes.len();
+        let registered = cluster.registered().count();
+        let majority = settled * 2 > registered;
         let open = there.iter().all(|node| cluster.nodes[*node].access == StoreAccess::Open);
-        if settled * 2 == cluster.nodes.len() && there.len() == settled {
+        if settled * 2 == registered && there.len() == settled {
             let delays = there.iter().map(|node| cluster.nodes[*node].access.slowness());
             let slowest = delays.reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))?;
             return slowest.map(|delay| self.promise.half + delay * 8);

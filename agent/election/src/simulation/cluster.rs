@@ -38,6 +38,8 @@ pub(super) struct Node {
     /// The time that its source takes to read the objects again; `None`: milliseconds.
     pub(super) reload: Option<Duration>,
     pub(super) cordoned: bool,
+    /// Its Node object was deleted. The machine and its agent go on.
+    pub(super) deleted: bool,
     /// It was asked to drain or to stop.
     pub(super) leaving: bool,
     /// The time at which it was last started, resumed or plugged in.
@@ -62,6 +64,7 @@ impl Node {
             access: StoreAccess::Open,
             reload: None,
             cordoned: false,
+            deleted: false,
             leaving: false,
             since: Duration::ZERO,
         }
@@ -132,23 +135,28 @@ impl Cluster {
         last.filter(|last| self.proxies && *last != node && self.network.is_on(node))
     }
 
+    /// Returns the numbers of the nodes that have a Node object.
+    pub(super) fn registered(&self) -> impl Iterator<Item = usize> {
+        self.nodes.iter().enumerate().filter(|(_, node)| !node.deleted).map(|(number, _)| number)
+    }
+
     /// Returns whether an agent runs there that can lead.
     pub(super) fn is_there(&self, node: usize) -> bool {
         let at = &self.nodes[node];
-        at.agent.is_some() && at.paused.is_none() && self.network.is_on(node)
+        at.agent.is_some() && at.paused.is_none() && !at.deleted && self.network.is_on(node)
     }
 
     /// Returns the VIPs and who may lead them, as from the manifests.
     pub(super) fn candidates(&self) -> BTreeMap<Vip, Candidates> {
         let list = |scores: bool| -> Candidates {
-            let candidate = |(number, node): (usize, &Node)| Candidate {
-                node: node.name.clone(),
+            let candidate = |number: usize| Candidate {
+                node: self.nodes[number].name.clone(),
                 weight: 1,
                 score: if scores { Self::score(number) } else { 0 },
                 excluded: false,
-                cordoned: node.cordoned,
+                cordoned: self.nodes[number].cordoned,
             };
-            self.nodes.iter().enumerate().map(candidate).collect()
+            self.registered().map(candidate).collect()
         };
         let (ordinary, scored) = (list(false), list(self.scores));
         let of = |vip: Vip| if Self::is_scored(vip) { &scored } else { &ordinary };

@@ -57,6 +57,8 @@ pub(super) enum Fault {
     Stop(usize),
     /// The Node is cordoned, or is not any more.
     Cordon(usize, bool),
+    /// The Node object is deleted, or made again.
+    Delete(usize, bool),
     /// A VIP comes, or goes.
     Want(usize, bool),
     /// Somebody announces a VIP with a peer's MAC. As this goes on for long, it is no time from which
@@ -134,6 +136,10 @@ impl World {
                 self.cluster.nodes[node].cordoned = cordoned;
                 self.update_wanted();
             }
+            Fault::Delete(node, deleted) => {
+                self.cluster.nodes[node].deleted = deleted;
+                self.update_wanted();
+            }
             Fault::Want(number, wanted) => self.want(vip(number), wanted),
             Fault::Spoof { vip: number, by } => {
                 // A node takes its own MAC for a reflection.
@@ -200,7 +206,7 @@ impl World {
             self.thaw(node);
             self.at(node).resume();
             self.at(node).drain(false, false);
-            self.cluster.nodes[node].cordoned = false;
+            (self.cluster.nodes[node].cordoned, self.cluster.nodes[node].deleted) = (false, false);
             let after = self.dice.millis(0, 20);
             self.schedule.after(after, WorldEvent::Fault(Fault::Start(node)));
         }

@@ -34,6 +34,8 @@ pub enum Scenario {
     Link,
     /// Nodes are drained, cordoned, and stopped in order.
     Drain,
+    /// Node objects are deleted and made again, also when agents stop or die.
+    Delete,
     /// Nodes are cut off behind the switch.
     Cut,
     /// The store cannot be reached, or its answers do not come, while agents come and go.
@@ -110,7 +112,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 27] = [
+    pub const SMALL: [Self; 28] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -138,6 +140,7 @@ impl Scenario {
         Self::Proxy,
         Self::Hang,
         Self::SlowSource,
+        Self::Delete,
     ];
 
     /// Returns the scenario's name, in lower-case letters.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::*;
+use vipmux_testing::pages::FAILOVER;
 
 /// The default number of seeds of each scenario: some seconds without optimizations.
 const SEEDS: u64 = 6;
@@ -35,6 +36,16 @@ fn all_is_well(scenario: Scenario, seeds: Range<u64>) {
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
+}
+
+#[test]
+fn the_page_names_scenarios_that_there_are() {
+    let rows = FAILOVER.lines().skip_while(|line| !line.starts_with("| event |")).skip(2);
+    let cells =
+        rows.take_while(|line| line.starts_with('|')).filter_map(|row| row.trim_matches('|').rsplit('|').next());
+    let names: Vec<_> = cells.map(|cell| cell.trim().trim_matches('`')).filter(|name| !name.is_empty()).collect();
+    assert!(names.len() > 10, "{names:?}");
+    names.iter().for_each(|name| drop(Scenario::named(name).unwrap()));
 }
 
 #[test]
@@ -82,6 +93,11 @@ fn a_node_that_reads_its_objects_for_long_keeps_no_vip_dark() {
 fn never_do_two_answer_after_lost_links() {
     all_is_well(Scenario::Link, 0..seeds());
     all_is_well(Scenario::Cut, 0..seeds());
+}
+
+#[test]
+fn never_do_two_answer_while_nodes_are_deleted() {
+    all_is_well(Scenario::Delete, 0..seeds());
 }
 
 #[test]

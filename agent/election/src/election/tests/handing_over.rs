@@ -137,6 +137,10 @@ fn what_is_handed_over_is_taken_by_who_can() {
     unable.give(Input::Unable([vip4(1)].into()));
     unable.said();
     assert_eq!(unable.give(take(5)).said(), ["b: declined 5"]);
+    let mut barred = Bench::following();
+    barred.want(&["b", "c"]);
+    barred.said();
+    assert_eq!(barred.give(take(5)).said(), ["b: declined 5"], "b has not read yet that it is no candidate");
     let mut fenced = Bench::following();
     fenced.later(LEASE * 2);
     assert_eq!(fenced.give(take(5)).said(), ["b: declined 5"]);

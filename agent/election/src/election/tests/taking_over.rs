@@ -38,6 +38,26 @@ fn an_address_that_a_stranger_has_is_not_answered_for_and_asked_about_again() {
     assert_eq!(bench.said(), ["lead 1: nobody led it before"]);
 }
 
+/// It transfers the VIP, or its deadline passes.
+#[test]
+fn whether_a_leader_without_a_node_answers_is_asked_once_more_soon() {
+    let mut bench = Bench::following();
+    bench.peers.members.remove(&node_name("b"));
+    bench.want(&["a", "c"]);
+    bench.ticks(40);
+    assert_eq!(bench.said(), ["read"], "it settles first, and waits for its turn");
+    for pause in [5, 100] {
+        bench.give(read(Some(lease("b", 4, "v4"))));
+        assert_eq!(bench.said(), ["ask the LAN"]);
+        bench.give(probed(AddressOwner::ForeignSpeaker(MAC)));
+        assert_eq!(bench.said(), ["conflict"]);
+        bench.ticks(pause - 1);
+        assert_eq!(bench.said(), [""; 0], "not before {pause} heartbeats");
+        bench.ticks(7);
+        assert_eq!(bench.said(), ["read"]);
+    }
+}
+
 #[test]
 fn a_takeover_is_never_held_up_by_detection() {
     let mut bench = Bench::following();

@@ -63,6 +63,7 @@ impl Script<'_> {
             }
             // A second to read the objects, and a takeover.
             Scenario::SlowSource => Promise { answer: Duration::from_millis(1_600), ..STRICT },
+            Scenario::Delete => STRICT,
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
             Scenario::Freeze => Promise { overlap: LEFT, answer: Duration::from_secs(3), ..STRICT },
             // The longest lease, and the time to find out that its node is down.
@@ -159,6 +160,7 @@ impl Script<'_> {
                 self.add(at + lasts, Fault::Mend(node));
             }
             Scenario::Drain => self.drain(node, at, lasts),
+            Scenario::Delete => return self.delete(node, at, lasts),
             Scenario::Store => self.store(at, lasts),
             Scenario::Gossip => self.gossip(at, lasts),
             Scenario::SlowStore => return self.slow_store(node, at, lasts),
@@ -226,6 +228,22 @@ impl Script<'_> {
                 self.add(at + 1_000 + lasts, Fault::Start(node));
             }
         }
+    }
+
+    /// Returns the time until the next fault. By then all nodes know each other again.
+    fn delete(&mut self, node: usize, at: u64, lasts: u64) -> u64 {
+        let (before, after) = (at - self.dice.below(2_000), at + self.dice.below(2_000));
+        self.add(at, Fault::Delete(node, true));
+        match self.dice.below(6) {
+            0 => self.add(before, Fault::Crash(node)),
+            1 => self.add(before, Fault::PowerOff(node)),
+            2 => self.add(after, Fault::Crash(node)),
+            3 => self.add(after, Fault::Stop(node)),
+            _ => {}
+        }
+        self.add(at + 2_000 + lasts, Fault::Delete(node, false));
+        self.add(at + 2_000 + lasts, Fault::Start(node));
+        lasts + 8_000
     }
 
     fn store(&mut self, at: u64, lasts: u64) {
