@@ -34,7 +34,7 @@ pub mod work_queue;
 pub mod write_cache;
 pub mod write_result;
 
-use std::{io, sync::Arc};
+use std::{future::pending, io, sync::Arc};
 
 use tokio::{
     select,
@@ -58,6 +58,7 @@ use vipmux_cluster::{
     source::kubernetes::{Consumer, follow},
 };
 use vipmux_model as model;
+use vipmux_supervisor::{Supervisor, TaskFailure};
 
 /// Settings of the allocator.
 #[derive(Clone, Debug)]
@@ -92,55 +93,63 @@ pub enum AllocatorError {
     /// There is no randomness for a new identity.
     #[error("cannot make an identity")]
     Identity(#[source] getrandom::Error),
+    /// A task ended.
+    #[error(transparent)]
+    Task(#[from] TaskFailure),
 }
 
-/// Runs an allocator until SIGTERM or SIGINT. It publishes its state to `health`.
+/// Runs an allocator until SIGTERM or SIGINT, or until a supervised task ends. It publishes its state to
+/// `health`.
 pub async fn run(
     cluster: ClusterClient,
     options: AllocatorOptions,
     health: Arc<watch::Sender<AllocatorHealth>>,
+    supervisor: &Supervisor,
 ) -> Result<(), AllocatorError> {
     let mut stop = StopSignals::listen().map_err(AllocatorError::Signals)?;
     let identity = identity(&options.name)?;
     if let Some(listener) = options.http.open()? {
-        metrics_server::serve(listener, &health, options.uninstalling);
+        metrics_server::serve(listener, &health, options.uninstalling, supervisor);
     }
     let ClusterClient { client, namespace } = &cluster;
-    // Ends by itself or with the process. It creates one object or none, so nothing waits for it.
-    let _key = tokio::spawn({
+    // Ends with the process. It creates one object or none, so nothing waits for it.
+    supervisor.spawn("gossip key", {
         let (client, namespace) = (client.clone(), namespace.clone());
-        async move { gossip_key::ensure(client, &namespace).await }
+        async move {
+            gossip_key::ensure(client, &namespace).await;
+            pending::<()>().await;
+        }
     });
-    let (listing, guard) = follow(client, Consumer::Allocator);
+    let (listing, guard) = follow(client, Consumer::Allocator, supervisor);
     let leaders = if options.uninstalling {
         leaders::nobody()
     } else {
-        leaders::follow(client.clone(), namespace, guard.rollbacks())
+        leaders::follow(client.clone(), namespace, guard.rollbacks(), supervisor)
     };
     let objects = select! {
-        listed = listing.listed() => match listed {
-            Some(objects) => objects,
-            None => return Ok(()),
-        },
+        Some(objects) = listing.listed() => objects,
+        failure = supervisor.failure() => return Err(failure.into()),
         () = stop.received() => return Ok(()),
     };
     let (elector, leader_state) = LeaseElector::new(client.clone(), namespace, &identity, guard.rollbacks());
     let (stop_election, stopped) = oneshot::channel();
     // Waited for below, so that the Lease is released.
-    let election = tokio::spawn(elector.run(stopped));
+    let election = supervisor.spawn("leader election", elector.run(stopped));
     let writer = StatusWriter { client: client.clone(), options: options.ours.clone(), adopt: options.adopt };
     let event_source = EventSource { controller: FIELD_MANAGER, action: "Allocating", instance: options.name.clone() };
-    let recorder = EventRecorder::start(client.clone(), event_source);
+    let recorder = EventRecorder::start(client.clone(), event_source, supervisor);
     let mut controller = StatusController::new(writer, recorder, leader_state, leaders, objects, health);
-    select! {
-        () = controller.run() => {}
-        () = stop.received() => {}
-    }
+    let end = select! {
+        never = controller.run() => match never {},
+        () = stop.received() => Ok(()),
+        failure = supervisor.failure() => Err(failure.into()),
+    };
+    // Also after a failure: another allocator need not wait for the end of the Lease.
     let how = if controller.finish().await { ElectorStop::ReleaseLease } else { ElectorStop::KeepLease };
     // An error: the elector has ended already.
     let _ = stop_election.send(how);
     let _ = election.await;
-    Ok(())
+    end
 }
 
 /// Returns the Pod's name with a random suffix.

@@ -18,11 +18,12 @@ pub mod plan;
 mod service_runtime;
 pub mod unload;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{error::Error, ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-pub use self::config::CommandLineError;
+use self::config::CommandLineError;
+use vipmux_supervisor::Supervisor;
 
 /// Many LoadBalancer Services behind one IP address, on bare-metal Kubernetes.
 #[derive(Debug, Parser)]
@@ -97,17 +98,36 @@ pub enum CliError {
     Unload(#[from] unload::UnloadCommandError),
 }
 
-impl Cli {
-    /// Parses the process's arguments, its environment and the configuration file that they name.
-    pub fn read() -> Result<Self, CommandLineError> {
-        config::parse(&std::env::args_os().collect::<Vec<OsString>>())
-    }
+/// Runs the command of these arguments, of the environment and of the configuration file that they name. Prints
+/// its error. Returns the exit status. `supervisor`: of the tasks that live as long as the process.
+pub fn run(arguments: &[OsString], supervisor: &Supervisor) -> ExitCode {
+    let cli = match config::parse::<Cli>(arguments) {
+        Ok(cli) => cli,
+        Err(CommandLineError::File(error)) => return failed(error),
+        Err(CommandLineError::Usage(message)) => {
+            // Help and version are no errors. A usage error has exit status 1, like any other
+            // unusable input. Clap's 2 would mean that `vipmux plan` found a Service that does not
+            // get what it asks for.
+            let code = if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            // If this fails, there is nowhere to report it.
+            let _ = message.print();
+            return code;
+        }
+    };
+    cli.run(supervisor).unwrap_or_else(failed)
+}
 
+fn failed(error: impl Error + Send + Sync + 'static) -> ExitCode {
+    eprintln!("vipmux: {:#}", anyhow::Error::from(error));
+    ExitCode::FAILURE
+}
+
+impl Cli {
     /// Runs the subcommand. Returns the exit status.
-    pub fn run(self) -> Result<ExitCode, CliError> {
+    fn run(self, supervisor: &Supervisor) -> Result<ExitCode, CliError> {
         match self.command {
-            CliCommand::Agent(args) => agent::run(*args)?,
-            CliCommand::Allocator(args) => allocator::run(args)?,
+            CliCommand::Agent(args) => agent::run(*args, supervisor)?,
+            CliCommand::Allocator(args) => allocator::run(args, supervisor)?,
             CliCommand::Check(args) => return Ok(check::run(args)?),
             CliCommand::Completion(args) => completion::run(args)?,
             CliCommand::Drain(args) => drain::run(&args)?,

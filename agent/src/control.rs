@@ -25,6 +25,7 @@ use tokio::{
 
 use crate::explain::{ExplainTarget, TargetDetails, UnknownTarget};
 use vipmux_model::{NodeName, Vip};
+use vipmux_supervisor::Supervisor;
 
 /// The default path of the socket.
 pub const DEFAULT_SOCKET: &str = "/run/vipmux/agent.sock";
@@ -208,7 +209,7 @@ impl Query {
 
 /// Listens on `path`. The queries come out of the channel. The socket's file stays, and the next
 /// agent replaces it.
-pub fn listen(path: &Path) -> Result<mpsc::Receiver<Query>, ListenError> {
+pub fn listen(path: &Path, supervisor: &Supervisor) -> Result<mpsc::Receiver<Query>, ListenError> {
     let refused = |source| ListenError::Refused { path: path.into(), source };
     if let Some(folder) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(refused)?;
@@ -225,7 +226,7 @@ pub fn listen(path: &Path) -> Result<mpsc::Receiver<Query>, ListenError> {
     let (sender, receiver) = mpsc::channel(MOST_CONNECTIONS);
     // Accepts connections. It ends at the first connection after the receiver is dropped, or with
     // the runtime; it may be canceled at any point.
-    tokio::spawn(accept(listener, sender));
+    supervisor.spawn("agent socket", accept(listener, sender));
     Ok(receiver)
 }
 
@@ -239,7 +240,8 @@ async fn accept(listener: UnixListener, queries: mpsc::Sender<Query>) {
             continue;
         };
         let queries = queries.clone();
-        // Serves one connection, within the time limit. Canceling it closes the connection.
+        // Serves one connection, within the time limit. Canceling it closes the connection. A panic harms no
+        // other connection, so it is not supervised.
         tokio::spawn(async move {
             if let Ok(Err(error)) = timeout(2 * PATIENCE, serve(stream, queries)).await {
                 tracing::debug!(%error, "connection to the agent's socket failed");

@@ -35,6 +35,7 @@ use vipmux_election::membership::{
     sealing::{Opened, Sealer, SealingKeys, SenderCheck},
 };
 use vipmux_model::{Family, NodeName};
+use vipmux_supervisor::Supervisor;
 
 /// The port, unless the configuration says otherwise.
 pub const DEFAULT_PORT: u16 = 7944;
@@ -104,6 +105,7 @@ impl Gossip {
     pub fn start(
         settings: GossipSettings,
         addresses: watch::Receiver<Addresses>,
+        supervisor: &Supervisor,
     ) -> Result<(Self, mpsc::Receiver<Incoming>), StartError> {
         let (mut session, mut secret) = ([0; 16], [0; 32]);
         getrandom::fill(&mut session).and_then(|()| getrandom::fill(&mut secret)).map_err(StartError::Random)?;
@@ -127,7 +129,8 @@ impl Gossip {
         };
         // Owns the sockets. Dropping the `Gossip` aborts it: datagrams that wait are lost, and
         // peers repeat what matters.
-        Ok((Self { outgoing, counters, other_keys, task: tokio::spawn(task.run(batches)) }, payloads))
+        let task = supervisor.spawn("gossip", task.run(batches));
+        Ok((Self { outgoing, counters, other_keys, task }, payloads))
     }
 
     /// Sends these payloads, soon. They are lost, and counted, if too many batches wait already.
@@ -188,7 +191,6 @@ impl Task {
                 changed = self.addresses.changed() => {
                     changed.map(|()| self.follow_addresses()).map_err(|_| End::Unwanted)
                 }
-                // If nobody follows the key file any more, the keys stay.
                 Ok(()) = self.keys.changed() => {
                     self.sealer.rekey(self.keys.borrow_and_update().clone());
                     Ok(())

@@ -29,6 +29,7 @@ use tokio::{
 };
 
 pub use self::socket::{HttpListenError, bind};
+use vipmux_supervisor::Supervisor;
 
 /// The default of `--http-listen`.
 pub const DEFAULT_LISTEN: &str = "[::]:7945";
@@ -118,8 +119,9 @@ impl fmt::Debug for HttpEndpoints {
 }
 
 /// Serves on a task of its own until the runtime ends. The task holds nothing that needs care.
-pub fn start(listener: TcpListener, endpoints: HttpEndpoints) {
-    tokio::spawn(serve(listener, Arc::new(HttpState { endpoints, scrapes: Arc::new(Semaphore::new(1)) })));
+pub fn start(listener: TcpListener, endpoints: HttpEndpoints, supervisor: &Supervisor) {
+    let state = Arc::new(HttpState { endpoints, scrapes: Arc::new(Semaphore::new(1)) });
+    supervisor.spawn("HTTP server", serve(listener, state));
 }
 
 #[derive(Debug)]
@@ -147,6 +149,7 @@ async fn serve(listener: TcpListener, state: Arc<HttpState>) {
         {
             oldest.abort();
         }
+        // A panic harms no other connection, so it is not supervised.
         connections.push_back(tokio::spawn(connection(stream, Arc::clone(&state))).abort_handle());
     }
 }
@@ -183,7 +186,7 @@ async fn metrics(state: &Arc<HttpState>) -> Response<String> {
     };
     let (scraped, (sender, receiver)) = (Arc::clone(state), oneshot::channel());
     // It goes on if nobody waits for it any more. The next scrape starts after it and a rest of the
-    // same length.
+    // same length. Whoever waits gets a panic as an error, so it is not supervised.
     tokio::spawn(async move {
         let start = Instant::now();
         let metrics = spawn_blocking(move || (scraped.endpoints.metrics)()).await;

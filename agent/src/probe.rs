@@ -59,7 +59,7 @@ pub async fn run(
         while let Some(Attempt { serial, checkup }) = schedule.start(clock()) {
             let client = client.clone();
             // Makes one attempt, within its time limit. Dropping the set aborts it, which closes
-            // its connection.
+            // its connection. A panic fails the attempt, so it is not supervised.
             let attempt = attempts.spawn(async move { client.attempt(&checkup).await });
             serials.insert(attempt.id(), serial);
         }

@@ -22,6 +22,8 @@
 //! - the tasks that keep the NAT chain and the multicast groups
 //! - the gossip, the health probes, and the metrics server
 //!
+//! If one of them ends, the supervisor ends the agent.
+//!
 //! Queries come by a bounded channel ([`control`](crate::control)).
 
 mod address_conflicts;
@@ -144,7 +146,7 @@ impl Agent {
                 health: &mut self.health,
                 self_check: &mut self.self_check,
             };
-            let event = inputs.next(sources, &timers).await?;
+            let event = inputs.next(sources, &timers).await;
             match self.handle(event, &mut inputs, monitor)? {
                 Next::Wait => {}
                 Next::Reconcile => {

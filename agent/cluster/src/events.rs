@@ -25,6 +25,7 @@ use tokio::{
 use self::aggregator::{EventAction, EventAggregator};
 use crate::clock::{boottime, wall};
 use vipmux_allocate::status::{EventContent, EventType};
+use vipmux_supervisor::Supervisor;
 
 /// Events that wait to be published. More than that are dropped.
 const QUEUE_CAPACITY: usize = 4096;
@@ -56,10 +57,10 @@ struct Regarding {
 
 impl EventRecorder {
     /// Starts the task that publishes. Must be called within a tokio runtime.
-    pub fn start(client: Client, source: EventSource) -> Self {
+    pub fn start(client: Client, source: EventSource, supervisor: &Supervisor) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
         // Ends with the last recorder. An Event may be lost: a condition or the log says the same.
-        tokio::spawn(publish(client, source, queue));
+        supervisor.spawn("Events", publish(client, source, queue));
         Self(sender)
     }
 

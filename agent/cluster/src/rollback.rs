@@ -11,6 +11,8 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, api::ListParams};
 use tokio::{sync::watch, time::sleep};
 
+use vipmux_supervisor::Supervisor;
+
 /// The time from one look at the API server's version to the next.
 pub const LOOK: Duration = Duration::from_mins(5);
 
@@ -26,11 +28,11 @@ pub fn never() -> Rollbacks {
 /// within a tokio runtime.
 ///
 /// Each look lists one Node, since there is one.
-pub fn follow(client: Client, interval: Duration) -> Rollbacks {
+pub fn follow(client: Client, interval: Duration, supervisor: &Supervisor) -> Rollbacks {
     let api = Api::all(client);
     let (sender, receiver) = watch::channel(0);
     // Ends at the first look after the last receiver is gone, and may be canceled at any point.
-    tokio::spawn(async move {
+    supervisor.spawn("rollbacks of the API server", async move {
         let mut last = 0;
         while !sender.is_closed() {
             if let Some(version) = version(&api).await {

@@ -5,14 +5,10 @@
 
 use std::{collections::BTreeSet, error::Error, time::Duration};
 
-use tokio::{
-    select,
-    sync::watch,
-    task::{JoinHandle, spawn_blocking},
-    time::sleep,
-};
+use tokio::{select, sync::watch, task::JoinHandle, time::sleep};
 
 use crate::error_chain::error_chain;
+use vipmux_supervisor::{Supervisor, run_blocking};
 
 /// The pause after a failed attempt.
 const RETRY: Duration = Duration::from_secs(10);
@@ -28,13 +24,14 @@ impl<D: Clone + Default + Send + Sync + 'static> Reconciler<D> {
     /// Starts the task. It ends when the reconciler is dropped, or with the runtime.
     ///
     /// `sync` brings the kernel to the desired state and returns what failed. It may block. `state`
-    /// names that part of the state in log lines.
+    /// names that part of the state in log lines, and the task.
     pub fn start<E: Error + Send + 'static>(
         state: &'static str,
         sync: impl FnMut(&D) -> Vec<E> + Send + 'static,
+        supervisor: &Supervisor,
     ) -> Self {
         let (desired, receiver) = watch::channel(D::default());
-        Self { desired, task: tokio::spawn(run(state, sync, receiver)) }
+        Self { desired, task: supervisor.spawn(state, run(state, sync, receiver)) }
     }
 
     /// Sets the desired state and reconciles soon. An equal state is reconciled too: this repairs
@@ -62,12 +59,12 @@ async fn run<D: Clone + Send + Sync + 'static, E: Error + Send + 'static>(
             () = sleep(RETRY), if !failures.is_empty() => {}
         }
         let current = desired.borrow_and_update().clone();
-        let attempt = spawn_blocking(move || {
+        let attempt = run_blocking(move || {
             let errors = sync(&current);
             (sync, errors)
         });
-        let Ok((returned, errors)) = attempt.await else { return };
-        sync = returned;
+        let errors;
+        (sync, errors) = attempt.await;
         let now: BTreeSet<String> = errors.iter().map(|error| error_chain(error)).collect();
         for error in now.difference(&failures) {
             tracing::warn!(state, error, "cannot reconcile kernel state");
@@ -76,5 +73,28 @@ async fn run<D: Clone + Send + Sync + 'static, E: Error + Send + 'static>(
             tracing::info!(state, error, "kernel state reconciled");
         }
         failures = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tokio::time::timeout;
+    use vipmux_testing::PATIENCE;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_while_the_kernel_is_changed_is_reported() {
+        let supervisor = Supervisor::default();
+        let sync = |desired: &u8| {
+            assert_eq!(*desired, 0, "no entry");
+            Vec::<io::Error>::new()
+        };
+        let reconciler = Reconciler::start("table", sync, &supervisor);
+        reconciler.set_desired(1);
+        let failure = timeout(PATIENCE, supervisor.failure()).await.unwrap().to_string();
+        assert!(failure.starts_with("the task \"table\" panicked: ") && failure.contains("no entry"), "{failure}");
     }
 }

@@ -89,6 +89,7 @@ use vipmux_model::{
     NodeName, PortClaim, Protocol, Vip,
     desired::{Desired, DesiredBackend, DesiredService},
 };
+use vipmux_supervisor::Supervisor;
 
 /// An endpoint on this node, for one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -309,9 +310,10 @@ struct InstalledTable {
 /// Starts a task that reconciles the table of this network namespace. A commit waits for other
 /// nftables transactions, and kube-proxy's can take longer than the fence deadline. The table
 /// outlives the reconciler.
-pub fn start_reconciler() -> Result<Reconciler<DesiredTable>, SnatError> {
+pub fn start_reconciler(supervisor: &Supervisor) -> Result<Reconciler<DesiredTable>, SnatError> {
     let mut snat = IdentitySnat::open()?;
-    Ok(Reconciler::start("identity SNAT table", move |desired| Vec::from_iter(snat.sync(desired).err())))
+    let sync = move |desired: &DesiredTable| Vec::from_iter(snat.sync(desired).err());
+    Ok(Reconciler::start("identity SNAT table", sync, supervisor))
 }
 
 /// Returns whether there are elements for direct server return.

@@ -11,6 +11,7 @@ use vipmux_cluster::{
     rollback::Rollbacks,
     store::{changes, follow_api},
 };
+use vipmux_supervisor::Supervisor;
 
 /// The leader of each VIP; `None` until the Leases were listed once.
 pub(super) type KnownLeaders = Option<Arc<Leaders>>;
@@ -21,11 +22,16 @@ pub(super) fn nobody() -> watch::Receiver<KnownLeaders> {
 }
 
 /// Follows the Leases of this namespace until nobody listens.
-pub(super) fn follow(client: Client, namespace: &str, rollbacks: Rollbacks) -> watch::Receiver<KnownLeaders> {
+pub(super) fn follow(
+    client: Client,
+    namespace: &str,
+    rollbacks: Rollbacks,
+    supervisor: &Supervisor,
+) -> watch::Receiver<KnownLeaders> {
     let (sender, receiver) = watch::channel(None);
-    let mut leases = follow_api(Api::namespaced(client, namespace), rollbacks);
+    let mut leases = follow_api(Api::namespaced(client, namespace), rollbacks, supervisor);
     // Ends at the first change after the last receiver is gone. It may be canceled at any point.
-    tokio::spawn(async move {
+    supervisor.spawn("leaders of VIPs", async move {
         let (mut before, mut leaders) = (OrdMap::new(), Leaders::new());
         while !sender.is_closed() && leases.changed().await.is_ok() {
             let Some(now) = leases.borrow_and_update().clone() else { continue };

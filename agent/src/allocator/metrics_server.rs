@@ -15,13 +15,19 @@ use crate::{
     metrics,
 };
 use vipmux_cluster::clock::boottime;
+use vipmux_supervisor::Supervisor;
 
 /// The allocator counts as hung if its loop did not run for this long.
 const HUNG_AFTER: Duration = Duration::from_secs(30);
 
 /// Serves until the tokio runtime ends. `until_settled`: it is not ready before all statuses are
 /// written.
-pub(super) fn serve(listener: TcpListener, health: &watch::Sender<AllocatorHealth>, until_settled: bool) {
+pub(super) fn serve(
+    listener: TcpListener,
+    health: &watch::Sender<AllocatorHealth>,
+    until_settled: bool,
+    supervisor: &Supervisor,
+) {
     let mut registry = metrics::registry();
     registry.register_collector(Box::new(AllocatorMetrics(health.subscribe())));
     let (live, ready) = (health.subscribe(), health.subscribe());
@@ -32,6 +38,7 @@ pub(super) fn serve(listener: TcpListener, health: &watch::Sender<AllocatorHealt
             live: Box::new(move || vec![loop_check(&live.borrow(), boottime())]),
             ready: Box::new(move || ready_checks(&ready.borrow(), until_settled)),
         },
+        supervisor,
     );
 }
 

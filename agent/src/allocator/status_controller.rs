@@ -6,7 +6,7 @@
 mod reconciler;
 mod results;
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use tokio::{
     select,
@@ -61,23 +61,18 @@ impl StatusController {
         Self { writer, recorder, leader_state, leaders, objects, health, in_flight, reconciler, retry_at }
     }
 
-    /// Runs until the objects' source is gone.
+    /// Runs until it is dropped. The supervisor ends the allocator if a source of its inputs is gone.
     ///
     /// Cancel-safe: only the decision in progress is dropped. Writes that were started go on; see
     /// [`finish`](Self::finish).
-    pub(super) async fn run(&mut self) {
+    pub(super) async fn run(&mut self) -> Infallible {
         loop {
             self.reconcile().await;
             self.start_writes();
             self.publish_health();
             let wake = self.wake_time().saturating_sub(boottime());
             select! {
-                changed = self.objects.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    self.mark_changed();
-                }
+                Ok(()) = self.objects.changed() => self.mark_changed(),
                 Ok(()) = self.leaders.changed() => self.mark_changed(),
                 Ok(()) = self.leader_state.changed() => {}
                 Some(report) = self.in_flight.join_next() => match report {

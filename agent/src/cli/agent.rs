@@ -23,11 +23,9 @@ use vipmux_datapath::bpf::{
 use vipmux_election as election;
 use vipmux_model as model;
 use vipmux_model::{NodeName, desired::Unreachable, prefix::Prefix};
+use vipmux_supervisor::Supervisor;
 
 pub use crate::runtime::AgentError;
-
-/// How long a stopping agent waits for its threads to finish.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// [`Unreachable`] on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -194,7 +192,7 @@ pub(super) fn node_name(text: &str) -> Result<NodeName, String> {
 }
 
 /// Runs the agent until it is asked to stop.
-pub fn run(args: AgentArgs) -> Result<(), AgentError> {
+pub fn run(args: AgentArgs, supervisor: &Supervisor) -> Result<(), AgentError> {
     args.log.start();
     let origin = match args.manifests {
         Some(directory) => ObjectSource::Manifests(directory),
@@ -231,12 +229,7 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
         socket: args.socket,
         http: args.http.http_listen,
     };
-    let runtime = service_runtime::build().map_err(AgentError::Runtime)?;
-    let result = runtime.block_on(runtime::run(options));
-    // A thread that waits for another agent's lock, or for nftables, leaves nothing half done: do
-    // not wait for it.
-    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
-    result
+    service_runtime::run(runtime::run(options, supervisor)).map_err(AgentError::Runtime)?
 }
 
 #[cfg(test)]

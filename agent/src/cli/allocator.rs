@@ -1,6 +1,6 @@
 //! Runs `vipmux allocator`.
 
-use std::{fs, net::IpAddr, sync::Arc, time::Duration};
+use std::{fs, net::IpAddr, sync::Arc};
 
 use tokio::sync::watch;
 
@@ -15,11 +15,10 @@ use crate::allocator::{self, AllocatorOptions, health::AllocatorHealth};
 use vipmux_cluster::access::ClusterClient;
 use vipmux_model as model;
 use vipmux_model::name::is_subdomain;
+use vipmux_supervisor::Supervisor;
 
 pub use crate::allocator::AllocatorError;
 
-/// How long a stopping allocator waits for its threads to finish.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// The reason shown for addresses that are reserved by hand.
 const RESERVED: &str = "reserved (--reserve)";
 
@@ -85,18 +84,16 @@ fn host() -> String {
 }
 
 /// Runs the allocator until it is asked to stop.
-pub fn run(args: AllocatorArgs) -> Result<(), AllocatorError> {
+pub fn run(args: AllocatorArgs, supervisor: &Supervisor) -> Result<(), AllocatorError> {
     args.log.start();
     let options = args.options();
     let access = args.access.of("vipmux-allocator");
-    let runtime = service_runtime::build().map_err(AllocatorError::Runtime)?;
     let health = Arc::new(watch::Sender::new(AllocatorHealth::default()));
-    let result = runtime.block_on(async {
+    let work = async {
         let cluster = ClusterClient::connect(&access).await?;
-        allocator::run(cluster, options, health).await
-    });
-    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
-    result
+        allocator::run(cluster, options, health, supervisor).await
+    };
+    service_runtime::run(work).map_err(AllocatorError::Runtime)?
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ fn beside_an_agent<T: Send + 'static>(asking: impl FnOnce(&Path) -> T + Send + '
     runtime.block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/agent.sock");
-        let mut queries = listen(&path).unwrap();
+        let mut queries = listen(&path, &Supervisor::default()).unwrap();
         tokio::spawn(async move {
             while let Some(query) = queries.recv().await {
                 query.answer(Answer::Diff(diff()));
@@ -90,7 +90,7 @@ fn a_request_without_an_end_is_cut_off() {
 
 #[test]
 fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
-    let taken = beside_an_agent(|path| listen(path).map(drop));
+    let taken = beside_an_agent(|path| listen(path, &Supervisor::default()).map(drop));
     assert!(matches!(taken, Err(ListenError::Taken { .. })));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
@@ -98,10 +98,10 @@ fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
     // another test starts could inherit a listening one, and keep it open for a while.
     tokio::net::UnixSocket::new_stream().unwrap().bind(&path).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { listen(&path).map(drop) }).unwrap();
+    runtime.block_on(async { listen(&path, &Supervisor::default()).map(drop) }).unwrap();
     fs::remove_file(&path).unwrap();
     fs::write(&path, "precious").unwrap();
-    let refused = runtime.block_on(async { listen(&path).map(drop) });
+    let refused = runtime.block_on(async { listen(&path, &Supervisor::default()).map(drop) });
     assert!(matches!(refused, Err(ListenError::Refused { .. })));
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
 }

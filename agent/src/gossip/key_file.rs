@@ -11,12 +11,12 @@ use std::{
 use tokio::{
     select,
     sync::watch,
-    task::spawn_blocking,
     time::{MissedTickBehavior, interval},
 };
 
 use vipmux_cluster::atomic_file;
 use vipmux_election::membership::sealing::{KeysError, SealingKeys};
+use vipmux_supervisor::{Supervisor, run_blocking};
 
 /// A larger file is something else.
 const MAX_BYTES: u64 = 64 << 10;
@@ -92,16 +92,21 @@ fn read(path: &Path) -> Result<(SealingKeys, Option<String>), KeyFileError> {
 
 /// Follows the file of these keys: a change or a replacement comes out within seconds. While it has
 /// no keys, or too many, the last ones stay. Each problem of the file is logged once.
-pub fn follow(path: PathBuf, keys: SealingKeys) -> watch::Receiver<SealingKeys> {
-    follow_each(INTERVAL, path, keys)
+pub fn follow(path: PathBuf, keys: SealingKeys, supervisor: &Supervisor) -> watch::Receiver<SealingKeys> {
+    follow_each(INTERVAL, path, keys, supervisor)
 }
 
 /// Follows the file, with this pause between two reads.
-pub(super) fn follow_each(pause: Duration, path: PathBuf, keys: SealingKeys) -> watch::Receiver<SealingKeys> {
+pub(super) fn follow_each(
+    pause: Duration,
+    path: PathBuf,
+    keys: SealingKeys,
+    supervisor: &Supervisor,
+) -> watch::Receiver<SealingKeys> {
     let (sender, receiver) = watch::channel(keys);
     // Follows the file. It ends with the last receiver, or with the runtime; it may be canceled at
     // any point.
-    tokio::spawn(watch_file(pause, path, sender));
+    supervisor.spawn("gossip key file", watch_file(pause, path, sender));
     receiver
 }
 
@@ -118,7 +123,7 @@ async fn watch_file(pause: Duration, path: PathBuf, keys: watch::Sender<SealingK
         }
         let file = path.clone();
         // Reads the file on a thread: the directory may be on a network that does not answer.
-        let Ok(result) = spawn_blocking(move || read(&file)).await else { return };
+        let result = run_blocking(move || read(&file)).await;
         seen |= !matches!(result, Err(KeyFileError::Missing { .. }));
         if !seen {
             continue;

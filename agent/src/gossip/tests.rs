@@ -35,7 +35,7 @@ impl Agent {
     fn start_with(local: &str, nodes: &Addresses, port: u16, keys: watch::Receiver<SealingKeys>) -> Self {
         let (sender, receiver) = watch::channel(nodes.clone());
         let settings = GossipSettings { local: node_name(local), port, keys };
-        let (gossip, incoming) = Gossip::start(settings, receiver).unwrap();
+        let (gossip, incoming) = Gossip::start(settings, receiver, &Supervisor::default()).unwrap();
         Self { gossip, incoming, nodes: sender }
     }
 
@@ -218,7 +218,7 @@ impl Secret {
     }
 
     fn follow(&self) -> watch::Receiver<SealingKeys> {
-        follow_each(Duration::from_millis(5), self.path(), load(&self.path()).unwrap())
+        follow_each(Duration::from_millis(5), self.path(), load(&self.path()).unwrap(), &Supervisor::default())
     }
 }
 

@@ -36,7 +36,7 @@ fn site(
 fn started(site: HttpEndpoints) -> SocketAddr {
     let listener = bind(ANYWHERE).unwrap();
     let address = listener.local_addr().unwrap();
-    start(listener, site);
+    start(listener, site, &Supervisor::default());
     address
 }
 
@@ -168,7 +168,7 @@ async fn the_error_about_a_port_that_is_taken_says_what_to_do() {
 async fn all_addresses_are_those_of_both_families() {
     let everywhere = bind("[::]:0".parse().unwrap()).unwrap();
     let port = everywhere.local_addr().unwrap().port();
-    start(everywhere, site(|| Ok(String::new()), Arc::default()));
+    start(everywhere, site(|| Ok(String::new()), Arc::default()), &Supervisor::default());
     assert_eq!(get(SocketAddr::new(ANYWHERE.ip(), port), "/healthz").await.0, 200);
 }
 

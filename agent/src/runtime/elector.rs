@@ -33,6 +33,7 @@ use vipmux_election::{
     membership::{self, Membership, MembershipEvent, Peer, Peers},
 };
 use vipmux_model::{NodeName, Vip};
+use vipmux_supervisor::Supervisor;
 
 /// The time for a farewell, besides `--lease`.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -73,6 +74,7 @@ impl Elector {
         leases: ConfiguredStore,
         seed: u64,
         own_key: Option<PathBuf>,
+        supervisor: &Supervisor,
     ) -> Result<(Self, mpsc::Receiver<StoreReport>), super::AgentError> {
         let now = boottime()?;
         let local = gossip.local.clone();
@@ -81,7 +83,7 @@ impl Elector {
         // The first item of a node fits.
         let _ = membership.publish(membership::Item::Agent(peer_versions::own_info(lease)), now);
         let (addresses, known) = watch::channel(Addresses::new());
-        let (gossip, payloads) = Gossip::start(gossip, known)?;
+        let (gossip, payloads) = Gossip::start(gossip, known, supervisor)?;
         let shared = Arc::new(Shared::new(membership));
         let counters = Arc::clone(gossip.counters());
         // Leases that all nodes share have one leader anyway.
@@ -97,7 +99,7 @@ impl Elector {
         };
         // Answers the peers, also while the event loop is busy. Dropping the elector aborts it: at
         // most a batch of datagrams is lost, and the peers repeat what matters.
-        let gossip = tokio::spawn(task.run());
+        let gossip = supervisor.spawn("membership", task.run());
         let (store, reports) = StoreOperations::new(leases);
         let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
         let elector = Self {
@@ -140,8 +142,7 @@ impl Elector {
         Ok(())
     }
 
-    /// Waits until there are events of the membership. Returns an error if the gossip task ended.
-    /// Cancel-safe.
+    /// Waits until there are events of the membership. An error: the gossip task has ended. Cancel-safe.
     pub(super) async fn peers_changed(&mut self) -> Result<(), RecvError> {
         self.events.changed().await
     }

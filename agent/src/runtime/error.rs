@@ -2,8 +2,6 @@
 
 use std::{io, path::PathBuf};
 
-use tokio::sync::watch::error::RecvError;
-
 use super::KernelError;
 use crate::{
     capabilities::PrivilegeError,
@@ -20,6 +18,7 @@ use vipmux_datapath::{
     snat::SnatError,
 };
 use vipmux_model::NodeName;
+use vipmux_supervisor::TaskFailure;
 
 /// The agent cannot start, or cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -115,9 +114,9 @@ pub enum AgentError {
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),
-    /// A task ended that the event loop depends on. It must not go on with an old state.
-    #[error("a background task failed that follows the objects, the network, the peers or the health of backends")]
-    Blind(#[from] RecvError),
+    /// A task ended. The event loop must not go on with an old state.
+    #[error(transparent)]
+    Task(#[from] TaskFailure),
 }
 
 impl From<MapsError> for AgentError {

@@ -9,7 +9,6 @@ use tokio::{
 };
 
 use super::{
-    AgentError,
     elector::Elector,
     peer_health::PeerHealth,
     pipeline::ServingState,
@@ -110,39 +109,36 @@ impl Inputs {
     }
 
     /// Waits for the next event; of several that are ready, returns the first in the order of
-    /// [`Event`]. Returns an error if a part of the agent ended that the event loop depends on.
+    /// [`Event`]. The supervisor ends the agent if the task on the other side of a channel ends.
     ///
     /// Cancel-safe, and each branch is: watches keep their mark, channels their items, the interval
     /// its tick, and the reading of the kernel goes on in its task. So no event is lost when
     /// another one comes first.
-    pub(super) async fn next(&mut self, sources: Sources<'_>, timers: &Timers) -> Result<Event, AgentError> {
+    pub(super) async fn next(&mut self, sources: Sources<'_>, timers: &Timers) -> Event {
         let Sources { elector, health, self_check } = sources;
-        Ok(select! {
+        select! {
             biased;
             _ = self.heartbeat.tick() => Event::Heartbeat,
-            changed = health.changed() => changed.map(|()| Event::ProbeResults)?,
-            changed = elector.peers_changed() => changed.map(|()| Event::PeersChanged)?,
+            Ok(()) = health.changed() => Event::ProbeResults,
+            Ok(()) = elector.peers_changed() => Event::PeersChanged,
             Some(report) = self.reports.recv() => Event::StoreReport(report),
-            // If nobody follows the Leases any more, they are only read.
             Ok(()) = self.leases.changed(), if self.begun => Event::LeasesChanged,
             () = until(timers.address_probe) => Event::AddressProbeDue,
             () = until(timers.election) => Event::ElectionDue,
             () = until(timers.announcement) => Event::AnnouncementDue,
             () = self.stop.received() => Event::Stop,
-            changed = self.state.changed() => {
-                changed?;
+            Ok(()) = self.state.changed() => {
                 self.begun = true;
                 Event::Changed
             }
-            changed = self.links.changed(), if self.begun => changed.map(|()| Event::Changed)?,
-            changed = self.neighbors.changed(), if self.begun => changed.map(|()| Event::Changed)?,
-            // If nobody follows the key file any more, the keys stay.
+            Ok(()) = self.links.changed(), if self.begun => Event::Changed,
+            Ok(()) = self.neighbors.changed(), if self.begun => Event::Changed,
             Ok(()) = self.keys.changed(), if self.begun => Event::Changed,
             () = until(timers.retry) => Event::Changed,
             reading = self_check.read() => Event::KernelRead(reading),
             Some(query) = self.queries.recv() => Event::Query(query),
             () = until(timers.self_check) => Event::SelfCheckDue,
-        })
+        }
     }
 
     /// Ends a heartbeat. If it took longer than [`HEARTBEAT`], other events come before the next.

@@ -8,6 +8,7 @@ use super::{AgentError, startup::RuntimeOptions};
 use crate::gossip::{self, KeyFileError};
 use vipmux_cluster::gossip_secret::GossipSecret;
 use vipmux_election::membership::sealing::SealingKeys;
+use vipmux_supervisor::Supervisor;
 
 /// The time from one attempt to find the keys of a cluster to the next.
 const RETRY: Duration = Duration::from_secs(1);
@@ -67,8 +68,9 @@ async fn wait(options: &RuntimeOptions, secret: &GossipSecret) -> Result<Sealing
 pub(super) fn follow(
     options: &RuntimeOptions,
     found: Option<SealingKeys>,
+    supervisor: &Supervisor,
 ) -> Result<watch::Receiver<SealingKeys>, AgentError> {
     let path = path(options);
     let keys = found.map_or_else(|| gossip::load_or_make(&path), Ok)?;
-    Ok(gossip::follow(path, keys))
+    Ok(gossip::follow(path, keys, supervisor))
 }

@@ -13,6 +13,7 @@ use crate::{
 use vipmux_datapath::bpf::maps::Maps;
 use vipmux_election::membership::sealing::SealingKeys;
 use vipmux_model::health::Findings;
+use vipmux_supervisor::Supervisor;
 
 /// The sources of the metrics.
 pub(super) struct MetricSources<'a> {
@@ -25,7 +26,12 @@ pub(super) struct MetricSources<'a> {
 
 /// Starts the server. It opens the maps once more, for scrapes alone, so that they stay readable if
 /// the pins go.
-pub(super) fn serve(listener: Option<TcpListener>, pins: &Path, sources: MetricSources<'_>) -> Result<(), AgentError> {
+pub(super) fn serve(
+    listener: Option<TcpListener>,
+    pins: &Path,
+    sources: MetricSources<'_>,
+    supervisor: &Supervisor,
+) -> Result<(), AgentError> {
     let Some(listener) = listener else { return Ok(()) };
     let MetricSources { meters, liveness, gossip, keys, findings } = sources;
     let mut registry = metrics::registry();
@@ -42,6 +48,7 @@ pub(super) fn serve(listener: Option<TcpListener>, pins: &Path, sources: MetricS
             live: Box::new(move || live.live()),
             ready: Box::new(move || ready.ready()),
         },
+        supervisor,
     );
     Ok(())
 }

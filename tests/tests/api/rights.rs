@@ -19,6 +19,7 @@ use vipmux_model::{
     NodeName, Vip,
     permissions::{AGENT, ALLOCATOR, Right, RightScope, allocator_namespace},
 };
+use vipmux_supervisor::Supervisor;
 use vipmux_tests::{
     allocator::{self, Allocator},
     api_proxy::{ApiProxy, Fault, Rule},
@@ -111,7 +112,7 @@ fn every_right_to_follow_is_needed() -> Result<()> {
             let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), ..ClusterAccess::default() };
             let guard = api.block_on(async {
                 let cluster = ClusterClient::connect(&access).await?;
-                Ok(kubernetes::follow(&cluster.client, consumer))
+                Ok(kubernetes::follow(&cluster.client, consumer, &Supervisor::default()))
             })?;
             guards.push(guard);
             proxies.push(proxy);
@@ -182,8 +183,10 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
         let service: Service = serde_json::from_value(service("web", "lan"))?;
         let access = ClusterAccess { kubeconfig: Some(account.kubeconfig.clone()), ..ClusterAccess::default() };
         let source = EventSource { controller: "test", action: "Testing", instance: account.user.clone() };
-        let recorder =
-            api.block_on(async { Ok(EventRecorder::start(ClusterClient::connect(&access).await?.client, source)) })?;
+        let recorder = api.block_on(async {
+            let client = ClusterClient::connect(&access).await?.client;
+            Ok(EventRecorder::start(client, source, &Supervisor::default()))
+        })?;
         // A repeated Event increases the count of the first one.
         for _ in 0..2 {
             recorder.record(

@@ -7,14 +7,15 @@ use serde_json::Value;
 use crate::workspace;
 
 /// Each crate of the agent, with the crates of this workspace that it may depend on.
-const LAYERS: [(&str, &[&str]); 9] = [
+const LAYERS: [(&str, &[&str]); 10] = [
     ("vipmux-common", &[]),
     ("vipmux-model", &["vipmux-common"]),
     ("vipmux-allocate", &["vipmux-model"]),
     ("vipmux-plan", &["vipmux-common", "vipmux-model"]),
     ("vipmux-election", &["vipmux-common", "vipmux-model"]),
-    ("vipmux-datapath", &["vipmux-common", "vipmux-model", "vipmux-plan"]),
-    ("vipmux-cluster", &["vipmux-allocate", "vipmux-common", "vipmux-election", "vipmux-model"]),
+    ("vipmux-supervisor", &[]),
+    ("vipmux-datapath", &["vipmux-common", "vipmux-model", "vipmux-plan", "vipmux-supervisor"]),
+    ("vipmux-cluster", &["vipmux-allocate", "vipmux-common", "vipmux-election", "vipmux-model", "vipmux-supervisor"]),
     (
         "vipmux",
         &[
@@ -25,6 +26,7 @@ const LAYERS: [(&str, &[&str]); 9] = [
             "vipmux-election",
             "vipmux-model",
             "vipmux-plan",
+            "vipmux-supervisor",
         ],
     ),
     ("vipmux-testing", &["vipmux-model"]),

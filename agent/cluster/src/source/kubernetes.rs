@@ -20,13 +20,14 @@ use std::{sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
 
 use self::{discovery::Discovery, kind_watch::KindWatch, outage::Outage, table::ObjectTable};
 use crate::rollback::{self, Rollbacks};
 use vipmux_model::objects::{Objects, object::Kind};
+use vipmux_supervisor::Supervisor;
 
 /// Updates on their way from the watches, at most.
 const UPDATE_CAPACITY: usize = 256;
@@ -76,7 +77,7 @@ impl KubernetesGuard {
 
 /// Objects of an API server that are not listed yet.
 #[derive(Debug)]
-pub struct UnlistedObjects(watch::Receiver<Option<Arc<Objects>>>);
+pub struct UnlistedObjects(oneshot::Receiver<watch::Receiver<Arc<Objects>>>);
 
 impl UnlistedObjects {
     /// Waits until all kinds were listed once. Before that, a missing object is not known to be
@@ -86,49 +87,48 @@ impl UnlistedObjects {
     /// the next one. `None`: the [`KubernetesGuard`] was dropped.
     ///
     /// Cancel-safe.
-    pub async fn listed(mut self) -> Option<watch::Receiver<Arc<Objects>>> {
-        let first = self.0.wait_for(Option::is_some).await.ok()?.clone()?;
-        let (sender, receiver) = watch::channel(first);
-        // Ends when either end of the channels is dropped.
-        tokio::spawn(async move {
-            while self.0.changed().await.is_ok() {
-                let Some(objects) = self.0.borrow_and_update().clone() else { return };
-                if sender.send(objects).is_err() {
-                    return;
-                }
-            }
-        });
-        Some(receiver)
+    pub async fn listed(self) -> Option<watch::Receiver<Arc<Objects>>> {
+        self.0.await.ok()
     }
 }
 
 /// Starts to watch all kinds. Must be called within a tokio runtime.
-pub fn follow(client: &Client, consumer: Consumer) -> (UnlistedObjects, KubernetesGuard) {
-    follow_within(client, consumer, rollback::LOOK)
+pub fn follow(client: &Client, consumer: Consumer, supervisor: &Supervisor) -> (UnlistedObjects, KubernetesGuard) {
+    follow_within(client, consumer, rollback::LOOK, supervisor)
 }
 
 /// Like [`follow`]. It notices within `interval` that the API server's state went back.
-pub fn follow_within(client: &Client, consumer: Consumer, interval: Duration) -> (UnlistedObjects, KubernetesGuard) {
-    let rollbacks = rollback::follow(client.clone(), interval);
+pub fn follow_within(
+    client: &Client,
+    consumer: Consumer,
+    interval: Duration,
+    supervisor: &Supervisor,
+) -> (UnlistedObjects, KubernetesGuard) {
+    let rollbacks = rollback::follow(client.clone(), interval, supervisor);
     let (events, incoming) = mpsc::channel(UPDATE_CAPACITY);
-    let (objects, listing) = watch::channel(None);
+    let (listed, listing) = oneshot::channel();
     let (discovery, outage) = (Discovery::new(client.clone()), Outage::new());
     let mut tasks = JoinSet::new();
     for kind in Kind::ALL {
         // Each lives as long as the guard, which aborts it. A watch that is cut off holds nothing
         // that needs care.
         let (client, discovery, events) = (client.clone(), discovery.clone(), events.clone());
-        tasks.spawn(
-            KindWatch::new(client, discovery, kind, consumer, events, rollbacks.clone(), Arc::clone(&outage)).run(),
-        );
+        let watch =
+            KindWatch::new(client, discovery, kind, consumer, events, rollbacks.clone(), Arc::clone(&outage)).run();
+        tasks.spawn(supervisor.supervise(format!("watch of {}", kind.name()), watch));
     }
-    tasks.spawn(collect(incoming, objects));
+    tasks.spawn(supervisor.supervise("objects", collect(incoming, listed)));
     (UnlistedObjects(listing), KubernetesGuard { refreshed: watch::Sender::new(0), rollbacks, _tasks: tasks })
 }
 
-/// Combines the updates of all watches. Updates that arrived together are published together.
-async fn collect(mut incoming: mpsc::Receiver<kind_watch::WatchUpdate>, objects: watch::Sender<Option<Arc<Objects>>>) {
+/// Combines the updates of all watches. Updates that arrived together are published together, from the time on
+/// when all kinds are listed.
+async fn collect(
+    mut incoming: mpsc::Receiver<kind_watch::WatchUpdate>,
+    listed: oneshot::Sender<watch::Receiver<Arc<Objects>>>,
+) {
     let mut table = ObjectTable::default();
+    let (mut listed, snapshots) = (Some(listed), watch::Sender::new(Arc::default()));
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while incoming.recv_many(&mut batch, MAX_BATCH).await > 0 {
         let mut changed = false;
@@ -136,7 +136,11 @@ async fn collect(mut incoming: mpsc::Receiver<kind_watch::WatchUpdate>, objects:
             changed |= table.apply(event);
         }
         if changed && table.is_complete() {
-            objects.send_replace(Some(Arc::new(table.snapshot())));
+            snapshots.send_replace(Arc::new(table.snapshot()));
+            if let Some(listed) = listed.take() {
+                // An error: nobody waits for the objects.
+                let _ = listed.send(snapshots.subscribe());
+            }
         }
     }
 }

@@ -17,10 +17,13 @@ use super::{
 use crate::{access::watch_config, rollback::Rollbacks, watching};
 use vipmux_common::abi::Mac;
 use vipmux_model::{NodeName, Vip};
+use vipmux_supervisor::Supervisor;
 
 /// The time from one look at a directory to the next. A look costs little if nothing changed. A
 /// directory on a network file system reports no changes of other machines.
 const LOOK: Duration = Duration::from_secs(1);
+/// The name of the task.
+const TASK: &str = "watch of Leases";
 
 /// The Leases that can be read. Copies cost nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,20 +41,20 @@ pub type WatchedLeases = watch::Receiver<Option<Watched>>;
 
 /// Follows the Leases of a store while somebody listens, and lists them again at each rollback. Must be
 /// called within a tokio runtime.
-pub fn follow(store: &ConfiguredStore, rollbacks: Rollbacks) -> WatchedLeases {
+pub fn follow(store: &ConfiguredStore, rollbacks: Rollbacks, supervisor: &Supervisor) -> WatchedLeases {
     match store {
-        ConfiguredStore::Directory(store) => follow_directory(store.clone()),
-        ConfiguredStore::Kubernetes(store) => follow_api(store.leases().clone(), rollbacks),
+        ConfiguredStore::Directory(store) => follow_directory(store.clone(), supervisor),
+        ConfiguredStore::Kubernetes(store) => follow_api(store.leases().clone(), rollbacks, supervisor),
     }
 }
 
 /// Follows the Leases of a namespace while somebody listens. Must be called within a tokio runtime.
-pub fn follow_api(leases: Api<Object>, rollbacks: Rollbacks) -> WatchedLeases {
+pub fn follow_api(leases: Api<Object>, rollbacks: Rollbacks, supervisor: &Supervisor) -> WatchedLeases {
     let (sender, receiver) = watch::channel(None);
     let mut events = watching::follow(leases, watch_config(), rollbacks);
     // Ends at the first event after the last receiver is gone. A watch that is cut off holds nothing
     // that needs care.
-    tokio::spawn(async move {
+    supervisor.spawn(TASK, async move {
         let mut table = LeaseTable::default();
         while !sender.is_closed() {
             let Some(event) = events.next().await else { return };
@@ -65,10 +68,10 @@ pub fn follow_api(leases: Api<Object>, rollbacks: Rollbacks) -> WatchedLeases {
     receiver
 }
 
-fn follow_directory(store: DirectoryStore) -> WatchedLeases {
+fn follow_directory(store: DirectoryStore, supervisor: &Supervisor) -> WatchedLeases {
     let (sender, receiver) = watch::channel(None);
     // Ends at the first look after the last receiver is gone, and may be canceled at any point.
-    tokio::spawn(async move {
+    supervisor.spawn(TASK, async move {
         while !sender.is_closed() {
             if let Ok(StoreOutcome::Surveyed(survey)) = store.run(StoreOperation::Survey).await {
                 publish(&sender, Some(&Watched { leases: survey.leases, ..Watched::default() }));

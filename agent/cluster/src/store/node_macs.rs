@@ -9,6 +9,7 @@ use tokio::{select, sync::watch, time::sleep};
 use super::{ConfiguredStore, KubernetesStore, StoreError, WatchedLeases};
 use vipmux_common::abi::Mac;
 use vipmux_model::NodeName;
+use vipmux_supervisor::Supervisor;
 
 /// The pause after a write. It doubles with each failure, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(1);
@@ -17,11 +18,16 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// Keeps this node's MACs in its record, which the election creates: writes them when the record lacks
 /// them, as `watched` shows it. Returns where to put the MACs. Without a cluster they are not written. Must
 /// be called within a tokio runtime.
-pub fn publish(store: &ConfiguredStore, node: NodeName, watched: WatchedLeases) -> watch::Sender<BTreeSet<Mac>> {
+pub fn publish(
+    store: &ConfiguredStore,
+    node: NodeName,
+    watched: WatchedLeases,
+    supervisor: &Supervisor,
+) -> watch::Sender<BTreeSet<Mac>> {
     let (sender, macs) = watch::channel(BTreeSet::new());
     if let ConfiguredStore::Kubernetes(store) = store {
         // Ends when the sender or the watch is gone, and may be canceled at any point.
-        tokio::spawn(run(store.clone(), node, watched, macs));
+        supervisor.spawn("MACs of this node", run(store.clone(), node, watched, macs));
     }
     sender
 }

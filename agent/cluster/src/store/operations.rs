@@ -135,7 +135,8 @@ impl<S: LeaseStore> StoreOperations<S> {
         };
         let (store, slots, reports) = (Arc::clone(&self.store), Arc::clone(slots), self.reports.clone());
         let (operation_timeout, queue_timeout) = (self.operation_timeout, self.queue_timeout);
-        // Ends within both time limits after its report was taken. Nobody has to wait for it.
+        // Ends within both time limits after its report was taken. Nobody has to wait for it. It is not
+        // supervised: only the store can panic, which is the operation's error.
         tokio::spawn(async move {
             let (outstanding, slot) = if operation == StoreOperation::Survey {
                 (None, Ok(permit))
@@ -167,7 +168,7 @@ async fn wait_for_slot(slots: Arc<Semaphore>, queue_timeout: Duration) -> Result
 }
 
 /// Runs the operation on a task of its own, which keeps the slot until it is through: an operation
-/// that was given up may still occupy a thread.
+/// that was given up may still occupy a thread. It is not supervised: a panic is the operation's error.
 async fn perform<S: LeaseStore>(
     store: Arc<S>,
     operation: StoreOperation,

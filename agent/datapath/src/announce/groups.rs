@@ -21,6 +21,7 @@ use std::{collections::BTreeSet, net::Ipv6Addr};
 
 use self::sockets::GroupSockets;
 use crate::reconciler::Reconciler;
+use vipmux_supervisor::Supervisor;
 
 /// A solicited-node group on an interface. VIPs with the same last 24 bits share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,9 +48,9 @@ impl SolicitedNodeGroup {
 
 /// Starts a task that keeps the node in the desired groups: to join thousands takes the kernel a
 /// while. The memberships end with the reconciler.
-pub fn start_reconciler() -> Reconciler<BTreeSet<SolicitedNodeGroup>> {
+pub fn start_reconciler(supervisor: &Supervisor) -> Reconciler<BTreeSet<SolicitedNodeGroup>> {
     let mut groups = GroupSockets::default();
-    Reconciler::start("solicited-node groups", move |desired| groups.sync(desired))
+    Reconciler::start("solicited-node groups", move |desired| groups.sync(desired), supervisor)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use netlink_packet_route::{
     },
 };
 use rtnetlink::Handle;
-use tokio::time::Instant;
+use tokio::{task::JoinSet, time::Instant};
 use vipmux_common::abi::Mac;
 
 use super::{EthtoolError, Interface, InterfaceKind, Links, routes};
@@ -35,8 +35,8 @@ pub enum LinkError {
     /// No socket for ethtool requests.
     #[error(transparent)]
     Ethtool(#[from] EthtoolError),
-    /// The socket for notifications closed.
-    #[error("the netlink socket for notifications closed")]
+    /// A socket closed.
+    #[error("a netlink socket closed")]
     Closed,
 }
 
@@ -48,10 +48,18 @@ impl LinkError {
 }
 
 /// Returns a handle for requests. A task carries messages between handle and socket. It ends when
-/// the last handle is dropped. To abort it loses only requests in flight.
+/// the last handle is dropped. To abort it loses only requests in flight. It is not supervised: after its end
+/// the requests of this handle fail.
 pub(super) fn connect() -> Result<Handle, LinkError> {
     let (connection, handle, _) = rtnetlink::new_connection().map_err(LinkError::Open)?;
     tokio::spawn(connection);
+    Ok(handle)
+}
+
+/// Like [`connect`], with the task among `carriers`.
+pub(super) fn connect_in(carriers: &mut JoinSet<()>) -> Result<Handle, LinkError> {
+    let (connection, handle, _) = rtnetlink::new_connection().map_err(LinkError::Open)?;
+    carriers.spawn(connection);
     Ok(handle)
 }
 

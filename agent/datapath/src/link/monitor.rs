@@ -23,6 +23,7 @@ use super::{
     probing::{PeersBySegment, SegmentReaches},
     unreachability::Doubts,
 };
+use vipmux_supervisor::Supervisor;
 
 /// What is followed beside the interfaces themselves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,7 +64,7 @@ impl Monitor {
     /// The task ends after [`Self::stop`] or when the monitor is dropped. Both remove its neighbor
     /// entries. If the task is aborted with the runtime, the entries stay in the kernel, and the
     /// next monitor recognizes them.
-    pub async fn start() -> Result<Self, LinkError> {
+    pub async fn start(supervisor: &Supervisor) -> Result<Self, LinkError> {
         let session = NetlinkSession::open().await?;
         let (links_sender, links) = watch::channel(Arc::new(session.links.clone()));
         let (neighbors_sender, neighbors) = watch::channel(Arc::default());
@@ -77,7 +78,8 @@ impl Monitor {
             reaches: reaches_sender,
             frames: frames_sender,
         };
-        Ok(Self { links, neighbors, reaches, frames, targets, task: tokio::spawn(follower.run(session)) })
+        let task = supervisor.spawn("interface monitor", follower.run(session));
+        Ok(Self { links, neighbors, reaches, frames, targets, task })
     }
 
     /// Returns a receiver of the interfaces, now and as they change.

@@ -15,6 +15,7 @@ use vipmux_testing::netns::{self, Namespace};
 use super::*;
 use crate::announce::{Announcer, Sender};
 use vipmux_model::Vip;
+use vipmux_supervisor::Supervisor;
 
 pub(super) fn interface(ifindex: u32, name: &str, kind: InterfaceKind, addresses: &[&str]) -> Interface {
     let parse = |text: &&str| {
@@ -209,7 +210,7 @@ fn interfaces_are_read_with_all_that_matters() {
 fn changes_of_an_interface_are_followed() {
     let Some([node, peer]) = wire() else { return };
     node.run(async |_| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         let eth0 = |links: &Links| links.iter().find(|link| link.name == "eth0").cloned();
         let follow = async |condition: fn(Interface) -> bool| {
             until(monitor.links(), |links| eth0(links).is_some_and(condition)).await;
@@ -244,7 +245,7 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
         node.sysctl(&format!("{family}/neigh/eth0/mcast_solicit"), "60");
     }
     node.run(async |handle| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         let v4 = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.7"];
         let v6 = ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::7"];
         let addresses: Vec<IpAddr> = v4.into_iter().chain(v6).map(|text| text.parse().unwrap()).collect();
@@ -284,7 +285,7 @@ fn a_peer_whose_kernel_does_not_answer_is_silent_until_its_agent_is_heard() {
     let socket = peer.enter(|| UdpSocket::bind("192.0.2.2:0").unwrap());
     socket.set_broadcast(true).unwrap();
     node.run(async |_| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         monitor.resolve([ifindex].into(), [PEER, PEER_V6].into());
         let both = |found: &ResolvedNeighbors, is: fn(&Neighbor) -> bool| {
             [PEER, PEER_V6].iter().all(|peer| found.get(peer).is_some_and(is))
@@ -315,7 +316,7 @@ fn an_entry_that_somebody_removed_comes_back() {
     let Some([node, _peer]) = wire() else { return };
     let (ifindex, _) = eth0(&node);
     node.run(async |handle| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         monitor.resolve([ifindex].into(), [PEER].into());
         let resolved = |found: &Arc<ResolvedNeighbors>| found.get(&PEER).is_some_and(|n| n.mac().is_some());
         until(monitor.neighbors(), resolved).await;
@@ -334,7 +335,7 @@ fn a_node_that_comes_late_is_found() {
     // A peer that does not announce its new address.
     peer.sysctl("ipv4/conf/eth0/arp_notify", "0");
     node.run(async |handle| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         monitor.resolve([ifindex].into(), [late].into());
         let unresolved = Neighbor::Unresolved { ifindex };
         until(monitor.neighbors(), |found| found.get(&late) == Some(&Neighbor::Pending { ifindex })).await;
@@ -361,7 +362,7 @@ fn an_entry_that_the_kernel_had_is_known_for_our_own_and_a_static_one_is_left_al
         let add = |address, state| handle.neighbours().add(ifindex, address).state(state);
         add(PEER, NeighbourState::Stale).link_layer_address(&[2, 0, 0, 0, 0, 2]).execute().await.unwrap();
         add(fixed, NeighbourState::Permanent).link_layer_address(&[2, 0, 0, 0, 0, 3]).execute().await.unwrap();
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         monitor.resolve([ifindex].into(), [PEER, fixed].into());
         let mac = |found: &ResolvedNeighbors, address| found.get(&address).and_then(|n: &Neighbor| n.mac());
         let found = until(monitor.neighbors(), |found| mac(found, PEER).is_some()).await;
@@ -381,7 +382,7 @@ fn leftovers_of_a_killed_agent_are_found_and_removed() {
     let (ifindex, _) = eth0(&node);
     // The runtime ends with the monitor in it, so no entry is removed.
     node.run(async |_| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         monitor.resolve([ifindex].into(), [PEER].into());
         until(monitor.neighbors(), |found| found.get(&PEER).is_some_and(|n| n.mac().is_some())).await;
         std::mem::forget(monitor);
@@ -397,7 +398,7 @@ fn leftovers_of_a_killed_agent_are_found_and_removed() {
 fn nothing_is_missed_when_the_kernel_drops_notifications() {
     let Some([node, _peer]) = wire() else { return };
     node.run(async |_| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         let addresses: Vec<IpAddr> = (1..=2000).map(|n| Ipv4Addr::from_bits(0x0a00_0000 + n).into()).collect();
         let (gone, kept) = addresses.split_at(1000);
         // This thread is the runtime: nobody reads while it waits here, and the socket's buffer
@@ -431,7 +432,7 @@ fn an_announcement_moves_a_peers_neighbor_entry() {
     let ((ifindex, mac), (peer_index, _)) = (eth0(&node), eth0(&peer));
     assert_eq!(peer.enter(|| if_nametoindex("eth0").unwrap()), peer_index);
     peer.run(async |handle| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         for vip in ["192.0.2.50", "2001:db8::50"] {
             let vip: IpAddr = vip.parse().unwrap();
             let old = handle.neighbours().add(peer_index, vip).link_layer_address(&[2, 0, 0, 0, 0, 0x63]);
@@ -477,7 +478,7 @@ fn a_neighbor_is_found_behind_the_port_of_a_bridge_and_followed_to_another() {
     let (first, second) = (port("port1"), port("port2"));
     one.address("eth0", "192.0.2.2", 24);
     node.run(async |_| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         monitor.resolve([bridge].into(), [PEER].into());
         let behind = |wanted: u32| {
             move |found: &Arc<ResolvedNeighbors>| {

@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::Service;
 use vipmux_allocate::status::{DesiredStatus, StatusDifference};
 use vipmux_cluster::events::EventSource;
 use vipmux_model::{IngestOptions, ServiceName, Vip};
+use vipmux_supervisor::Supervisor;
 use vipmux_testing::{
     api_server::Server,
     names::{service_name, vip},
@@ -52,7 +53,7 @@ impl Fixture {
         let leaders = watch::channel(Some(Arc::default())).1;
         let objects = watch::channel(Arc::new(shown)).1;
         let source = EventSource { controller: "test", action: "Testing", instance: "test".to_owned() };
-        let recorder = EventRecorder::start(client.clone(), source);
+        let recorder = EventRecorder::start(client.clone(), source, &Supervisor::default());
         let writer = StatusWriter { client, options: IngestOptions::default(), adopt: false };
         let controller = StatusController::new(writer, recorder, leader_states, leaders, objects, Arc::default());
         Self { controller, leader_state, server, lists }

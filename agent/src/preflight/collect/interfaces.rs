@@ -159,7 +159,7 @@ async fn tables() -> Result<Vec<u32>, LinkError> {
 
 fn connect() -> Result<Handle, LinkError> {
     let (connection, handle, _) = rtnetlink::new_connection().map_err(LinkError::Open)?;
-    // The task ends with the last handle.
+    // The task ends with the last handle. It is not supervised: the command lives for seconds, and its requests fail.
     tokio::spawn(connection);
     Ok(handle)
 }

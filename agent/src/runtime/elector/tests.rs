@@ -29,17 +29,9 @@ fn elector(state: &Path) -> (Elector, mpsc::Receiver<StoreReport>) {
         ConfiguredStore::Directory(DirectoryStore::new(state)),
         1,
         None,
+        &Supervisor::default(),
     )
     .unwrap()
-}
-
-#[tokio::test]
-async fn the_end_of_the_gossip_task_is_an_error() {
-    let state = tempfile::tempdir().unwrap();
-    let (mut elector, _reports) = elector(state.path());
-    elector.gossip.abort();
-    let changed = timeout(PATIENCE, elector.peers_changed()).await;
-    assert!(changed.is_ok_and(|changed| changed.is_err()));
 }
 
 /// The election gets no answer of the LAN here. So it keeps probing, and never leads the VIP.

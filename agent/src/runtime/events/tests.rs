@@ -12,6 +12,7 @@ use crate::{
 };
 use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, StoreOperation, StoreOutcome, Survey, Watched};
 use vipmux_election::{Election, ElectionSettings, membership::sealing::SealingKeys};
+use vipmux_supervisor::Supervisor;
 use vipmux_testing::{PATIENCE, names::node_name};
 
 /// Nothing comes within this time.
@@ -37,9 +38,10 @@ impl World {
         let keys = watch::channel(SealingKeys::generate([7; 32])).1;
         let gossip = gossip::GossipSettings { local: here.clone(), port: gossip::DEFAULT_PORT, keys: keys.clone() };
         let place = ConfiguredStore::Directory(DirectoryStore::new(state_dir));
-        let (elector, own) =
-            Elector::start(election, ElectionSettings::default().lease, gossip, place, 1, None).unwrap();
-        let (probes, health) = HealthProbes::start(here).unwrap();
+        let supervisor = Supervisor::default();
+        let lease = ElectionSettings::default().lease;
+        let (elector, own) = Elector::start(election, lease, gossip, place, 1, None, &supervisor).unwrap();
+        let (probes, health) = HealthProbes::start(here, &supervisor).unwrap();
         let (state, serving_state) = watch::channel(Arc::default());
         let (links, new_links) = watch::channel(Arc::default());
         let (neighbors, new_neighbors) = watch::channel(Arc::default());
@@ -66,7 +68,7 @@ impl World {
         Self { inputs, elector, health, self_check, state, links, reports, leases, _kept: kept }
     }
 
-    async fn next(&mut self, timers: &Timers) -> Result<Event, AgentError> {
+    async fn next(&mut self, timers: &Timers) -> Event {
         let Self { inputs, elector, health, self_check, .. } = self;
         timeout(PATIENCE, inputs.next(Sources { elector, health, self_check }, timers)).await.unwrap()
     }
@@ -98,12 +100,12 @@ async fn of_events_that_are_ready_the_first_in_order_comes_and_the_others_stay()
     let due = timers(Some(Instant::now()));
     // A timer counts in milliseconds, and is ready in the next one.
     sleep(BRIEF).await;
-    assert!(matches!(world.next(&due).await, Ok(Event::Heartbeat)));
+    assert!(matches!(world.next(&due).await, Event::Heartbeat));
     world.inputs.heartbeat.reset_after(PATIENCE);
-    assert!(matches!(world.next(&due).await, Ok(Event::StoreReport(_))));
-    assert!(matches!(world.next(&due).await, Ok(Event::AnnouncementDue)));
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::Changed)));
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::LeasesChanged)), "no VIP was known before");
+    assert!(matches!(world.next(&due).await, Event::StoreReport(_)));
+    assert!(matches!(world.next(&due).await, Event::AnnouncementDue));
+    assert!(matches!(world.next(&timers(None)).await, Event::Changed));
+    assert!(matches!(world.next(&timers(None)).await, Event::LeasesChanged), "no VIP was known before");
     assert!(world.nothing_comes().await);
 }
 
@@ -114,21 +116,25 @@ async fn before_the_first_serving_state_a_change_of_the_network_waits() {
     world.links.send_replace(Arc::default());
     assert!(world.nothing_comes().await && !world.inputs.has_begun());
     world.state.send_replace(Arc::default());
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::Changed)));
+    assert!(matches!(world.next(&timers(None)).await, Event::Changed));
     assert!(world.inputs.has_begun());
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::Changed)), "the links' change is still there");
+    assert!(matches!(world.next(&timers(None)).await, Event::Changed), "the links' change is still there");
     assert!(world.nothing_comes().await);
     world.links.send_replace(Arc::default());
     world.inputs.take();
     assert!(world.nothing_comes().await, "the change was taken with the rest");
 }
 
+/// The supervisor ends the agent then.
 #[tokio::test]
-async fn the_end_of_the_pipeline_is_an_error() {
+async fn the_end_of_a_task_is_no_event() {
     let directory = tempfile::tempdir().unwrap();
     let mut world = World::new(directory.path());
     world.state = watch::channel(Arc::default()).0;
-    assert!(matches!(world.next(&timers(None)).await, Err(AgentError::Blind(_))));
+    (world.links, world.leases) = (watch::channel(Arc::default()).0, watch::channel(None).0);
+    assert!(world.nothing_comes().await);
+    world.reports.send(report()).await.unwrap();
+    assert!(matches!(world.next(&timers(None)).await, Event::StoreReport(_)));
 }
 
 #[tokio::test]
@@ -136,7 +142,7 @@ async fn after_a_long_heartbeat_other_events_come_before_the_next() {
     let directory = tempfile::tempdir().unwrap();
     let mut world = World::new(directory.path());
     world.inputs.heartbeat.reset_immediately();
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::Heartbeat)));
+    assert!(matches!(world.next(&timers(None)).await, Event::Heartbeat));
     loop {
         world.inputs.heartbeat.reset_immediately();
         sleep(BRIEF).await;
@@ -146,11 +152,11 @@ async fn after_a_long_heartbeat_other_events_come_before_the_next() {
         let next = world.next(&timers(None)).await;
         // If the machine stalls, the next heartbeat may be due before the other event is read.
         if end.elapsed() < LISTEN {
-            assert!(matches!(next, Ok(Event::Changed)));
+            assert!(matches!(next, Event::Changed));
             break;
         }
     }
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::Heartbeat)));
+    assert!(matches!(world.next(&timers(None)).await, Event::Heartbeat));
 }
 
 #[tokio::test]

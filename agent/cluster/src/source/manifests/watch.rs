@@ -4,7 +4,6 @@ use std::{
     fs, io, mem,
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -19,6 +18,7 @@ use super::{
     pending::{DueChanges, REMOVED_DELAY, ScanScope},
 };
 use vipmux_model::objects::{Objects, Problem};
+use vipmux_supervisor::Supervisor;
 
 /// The whole directory is scanned this often even without events: a link's target may be elsewhere,
 /// and some file systems send no events. A scan is one `stat` per file.
@@ -101,13 +101,16 @@ impl Drop for WatchGuard {
 ///
 /// Blocks for the first read. The rest happens on a thread of its own, which nothing waits for.
 /// Awaiting the receiver's `changed` is cancel-safe, and a slow receiver skips snapshots.
-pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), WatchError> {
+pub fn watch(directory: &Path, supervisor: &Supervisor) -> Result<(Receiver<Arc<Objects>>, WatchGuard), WatchError> {
     let path = || directory.to_owned();
     let root = std::path::absolute(directory).map_err(|source| WatchError::List { path: path(), source })?;
     let queue = Arc::new(ChangeQueue::new(&root));
-    let events = Arc::clone(&queue);
-    let mut watcher = notify::recommended_watcher(move |event| events.note(event))
-        .map_err(|source| WatchError::Events { path: path(), source })?;
+    let (events, notes) = (Arc::clone(&queue), supervisor.clone());
+    let note = move |event| {
+        notes.catch_panic("events of the manifests", || events.note(event));
+    };
+    let mut watcher =
+        notify::recommended_watcher(note).map_err(|source| WatchError::Events { path: path(), source })?;
     // The parent reports if the directory is replaced or comes back.
     if let Some(parent) = root.parent()
         && let Err(error) = watcher.watch(parent, RecursiveMode::NonRecursive)
@@ -132,9 +135,8 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
     follower.adopt(listing, ScanScope::All);
     let (sender, receiver) = channel(Arc::new(follower.store.snapshot()));
     let (done_sender, refreshed) = channel(0);
-    thread::Builder::new()
-        .name("manifests".to_owned())
-        .spawn(move || follower.run(&sender, &done_sender))
+    supervisor
+        .spawn_thread("manifests", move || follower.run(&sender, &done_sender))
         .map_err(|source| WatchError::Thread { path: path(), source })?;
     Ok((receiver, WatchGuard { queue, refreshed }))
 }

@@ -56,9 +56,9 @@ pub(super) struct NetlinkSession {
     pub(super) unreachability: UnreachabilityDetection,
     pub(super) probes: SegmentProbes,
     pub(super) fdb: Fdb,
-    /// Carry messages from the notification sockets. They are aborted with the session, which loses
-    /// only unread messages.
-    _carriers: JoinSet<()>,
+    /// Carry messages from and to the sockets. They are aborted with the session, which loses only unread
+    /// messages. They are not supervised: if one ends, the monitor opens another session.
+    pub(super) carriers: JoinSet<()>,
 }
 
 /// Subscribes by a new socket, whose messages a task carries.
@@ -75,7 +75,7 @@ impl NetlinkSession {
         let mut carriers = JoinSet::new();
         let notifications = subscribe(&GROUPS, &mut carriers)?;
         let route_notifications = subscribe(&ROUTE_GROUPS, &mut carriers)?;
-        let requests = kernel::connect()?;
+        let requests = kernel::connect_in(&mut carriers)?;
         let links = kernel::links(&requests).await?;
         let fdb = Fdb::read(&requests).await?;
         let ethtool = Ethtool::open()?;
@@ -91,7 +91,7 @@ impl NetlinkSession {
             unreachability: UnreachabilityDetection::default(),
             probes: SegmentProbes::default(),
             fdb,
-            _carriers: carriers,
+            carriers,
         })
     }
 

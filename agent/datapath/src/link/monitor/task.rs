@@ -66,7 +66,7 @@ impl MonitorTask {
 
     /// Returns `Ok` when the monitor is dropped. Every branch of the `select!` is cancel-safe: a
     /// chunk of notifications is either returned or still in the channel, `changed` keeps its mark,
-    /// and the timers are instants.
+    /// a carrier's end leads to another session, and the timers are instants.
     async fn follow(&mut self, session: &mut NetlinkSession) -> Result<(), LinkError> {
         self.set_targets(session).await?;
         let mut timers = Timers::new();
@@ -82,6 +82,7 @@ impl MonitorTask {
                         session.route_timer.routes_changed(Instant::now());
                     }
                 }
+                Some(_) = session.carriers.join_next() => return Err(LinkError::Closed),
                 changed = self.targets.changed() => {
                     if changed.is_err() {
                         return Ok(());

@@ -4,6 +4,7 @@ use super::{
     super::{Ethtool, tests::until},
     *,
 };
+use vipmux_supervisor::Supervisor;
 use vipmux_testing::netns::Namespace;
 
 #[test]
@@ -12,7 +13,7 @@ fn a_driver_that_comes_to_take_vlan_tags_out_of_frames_is_seen_and_others_are_no
     node.veth("eth0", &peer, "lan0");
     let (ethtool, eth0) = node.enter(|| (Ethtool::open().unwrap(), if_nametoindex("eth0").unwrap()));
     node.run(async |_| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         let await_strips = async |expected| {
             until(monitor.links(), |links| links.strips_tags(eth0) == expected).await;
         };

@@ -10,6 +10,7 @@ use crate::link::{
     Interface, InterfaceKind, Links, Monitor,
     tests::{interface, until},
 };
+use vipmux_supervisor::Supervisor;
 
 #[test]
 fn gateways_of_all_routes_are_found() {
@@ -190,7 +191,7 @@ fn routes_are_followed_from_one_interface_to_another() {
     node.default_via("192.0.2.254");
     node.run(async |handle| {
         let [eth0, eth1] = [index(&handle, "eth0").await, index(&handle, "eth1").await];
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         let exits = async |expected: &[u32]| {
             until(monitor.links(), |links| links.exits().map(|exit| exit.ifindex).eq(expected.iter().copied())).await;
         };

@@ -12,6 +12,7 @@ use crate::{
         tests::{interface, until},
     },
 };
+use vipmux_supervisor::Supervisor;
 use vipmux_testing::netns::Namespace;
 
 fn kind(name: &str) -> InterfaceKind {
@@ -108,7 +109,7 @@ fn a_program_that_comes_to_the_other_end_and_goes_is_followed() {
     let veth = node.enter(|| if_nametoindex("eth0").unwrap());
     let port = switch.enter(|| if_nametoindex("port0").unwrap());
     node.run(async |_| {
-        let monitor = Monitor::start().await.unwrap();
+        let monitor = Monitor::start(&Supervisor::default()).await.unwrap();
         let await_end = async |expected: Option<OtherEnd>| {
             let is_it = |links: &Arc<Links>| links.other_ends.get(&veth).copied() == expected;
             until(monitor.links(), is_it).await;

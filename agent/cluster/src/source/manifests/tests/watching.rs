@@ -6,6 +6,7 @@ use tempfile::TempDir;
 use tokio::sync::watch::Receiver;
 
 use super::*;
+use vipmux_supervisor::Supervisor;
 use vipmux_testing::PATIENCE;
 
 struct Followed {
@@ -22,7 +23,7 @@ impl Followed {
         let root = parent.path().join("manifests");
         fs::create_dir(&root).unwrap();
         fill(&root);
-        let (objects, guard) = watch(&root).unwrap();
+        let (objects, guard) = watch(&root, &Supervisor::default()).unwrap();
         Self { parent, objects, guard }
     }
 
@@ -229,7 +230,7 @@ async fn a_directory_whose_parent_is_removed_and_made_again_is_followed() {
     let (above, root) = (parent.path().join("above"), parent.path().join("above/manifests"));
     fs::create_dir_all(&root).unwrap();
     fs::write(root.join("a.yaml"), service("a", 1)).unwrap();
-    let (objects, guard) = watch(&root).unwrap();
+    let (objects, guard) = watch(&root, &Supervisor::default()).unwrap();
     let mut followed = Followed { parent, objects, guard };
     for port in 2..4 {
         fs::remove_dir_all(&above).unwrap();
@@ -296,7 +297,7 @@ async fn a_directory_that_is_a_link_follows_the_link() {
         fs::write(parent.path().join(name).join("a.yaml"), service("a", port)).unwrap();
     }
     symlink("one", parent.path().join("manifests")).unwrap();
-    let (objects, guard) = watch(&parent.path().join("manifests")).unwrap();
+    let (objects, guard) = watch(&parent.path().join("manifests"), &Supervisor::default()).unwrap();
     let mut followed = Followed { parent, objects, guard };
     followed.until_ports(Some(1), None).await;
     symlink("two", followed.parent.path().join("next")).unwrap();
@@ -342,8 +343,8 @@ async fn following_ends_with_the_guard() {
 fn an_absent_directory_is_an_error() {
     let parent = tempfile::tempdir().unwrap();
     let absent = parent.path().join("absent");
-    let error = watch(&absent).unwrap_err();
+    let error = watch(&absent, &Supervisor::default()).unwrap_err();
     assert_eq!(error.to_string(), format!("cannot list the directory {absent:?}"));
     fs::write(&absent, "").unwrap();
-    assert!(matches!(watch(&absent), Err(WatchError::List { .. })));
+    assert!(matches!(watch(&absent, &Supervisor::default()), Err(WatchError::List { .. })));
 }
