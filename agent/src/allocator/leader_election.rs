@@ -14,8 +14,9 @@
 //! last renewal that was written. Writes that it started by then are given up within the rest of
 //! the duration.
 //!
-//! A watch tells whoever waits what becomes of the Lease. What it says may be old, so it is never the
-//! reason for leadership: each write names the version that it replaces.
+//! A watch shows what becomes of the Lease. What it shows may be old, so it is never the reason for
+//! leadership: each write names the version that it replaces. The leader compares versions, and stops at
+//! once if its Lease was deleted or taken after its last write.
 //!
 //! A deleted Lease is created again at once by the allocator that held it. Others wait until its
 //! holder must have noticed. An allocator that starts and never saw one cannot tell that from a new
@@ -110,6 +111,8 @@ pub struct LeaderElection {
     next: Duration,
     /// The Lease has to be read before anything else.
     stale: bool,
+    /// The last write was a conflict.
+    conflict: bool,
 }
 
 impl LeaderElection {
@@ -117,7 +120,8 @@ impl LeaderElection {
     /// neither may the same Pod before a restart.
     pub fn new(identity: impl Into<String>) -> Self {
         let (since, next) = (Duration::ZERO, Duration::ZERO);
-        Self { identity: identity.into(), seen: None, missing: false, since, renewed: None, next, stale: true }
+        let (identity, seen, renewed) = (identity.into(), None, None);
+        Self { identity, seen, missing: false, since, renewed, next, stale: true, conflict: false }
     }
 
     /// Returns until when writes may start; `None`: they may not.
@@ -213,10 +217,22 @@ impl LeaderElection {
         };
     }
 
-    /// Takes in what a watch shows. Whoever holds the Lease knows better by its own writes.
-    pub fn noticed(&mut self, found: ReadResult, now: Duration) {
-        if self.renewed.is_none() {
-            self.read(found, now);
+    /// Takes in what a watch shows. `version`: the `resourceVersion` of the change; `None`: it is unknown.
+    ///
+    /// While this allocator leads, only another holder and a deletion count, and only if they are newer than
+    /// its last write. If that is unknown, the Lease is read.
+    pub fn noticed(&mut self, found: ReadResult, version: Option<&str>, now: Duration) {
+        let Some(own) = self.seen.as_ref().filter(|_| self.renewed.is_some()) else { return self.read(found, now) };
+        let is_newer = |version: u64, own: u64| match &found {
+            ReadResult::Lease(record) => record.holder != self.identity && version > own,
+            ReadResult::NoLease => version >= own,
+            ReadResult::Unknown => false,
+        };
+        // Versions of one kind can be compared as numbers (KEP-5504).
+        match (version.and_then(|version| version.parse().ok()), own.version.parse().ok()) {
+            (Some(version), Some(own)) if is_newer(version, own) => self.read(found, now),
+            (Some(_), Some(_)) => {}
+            _ => (self.stale, self.next) = (true, now),
         }
     }
 
@@ -229,9 +245,14 @@ impl LeaderElection {
                 self.seen = Some(LeaseRecord { holder, duration: LEASE_DURATION, transitions, version });
                 (self.missing, self.since) = (false, now);
                 self.renewed = held.then_some(begun);
+                self.conflict = false;
                 self.next = if held { begun + RENEW_INTERVAL } else { now + LEASE_DURATION };
             }
-            UpdateResult::Conflict => (self.stale, self.next) = (true, now),
+            // A second conflict in a row is none of another allocator's write: read later.
+            UpdateResult::Conflict => {
+                let pause = if self.conflict { RETRY_INTERVAL / 2 } else { Duration::ZERO };
+                (self.stale, self.conflict, self.next) = (true, true, now + pause);
+            }
             // Write the same again. If it was written after all, the version differs, and the
             // conflict shows that.
             UpdateResult::Unknown => self.next = now + RETRY_INTERVAL / 2,

@@ -72,6 +72,8 @@ pub(super) struct LeaseElector {
     rollbacks: Rollbacks,
     /// The watch failed, and that was logged.
     watch_fails: bool,
+    /// The list that the watch began with has the Lease.
+    listed: bool,
 }
 
 impl LeaseElector {
@@ -86,8 +88,8 @@ impl LeaseElector {
         let (leader_state, receiver) = watch::channel(LeaderState::default());
         let api = Api::namespaced(client, &allocator_namespace(namespace));
         let election = LeaderElection::new(identity);
-        let (acquired, logged, watch_fails) = (wall(), None, false);
-        (Self { api, election, leader_state, acquired, logged, rollbacks, watch_fails }, receiver)
+        let (acquired, logged, watch_fails, listed) = (wall(), None, false, false);
+        (Self { api, election, leader_state, acquired, logged, rollbacks, watch_fails, listed }, receiver)
     }
 
     /// Runs until it is asked to stop. Then it releases the Lease, if no write is in flight any
@@ -103,8 +105,8 @@ impl LeaseElector {
                 ElectionStep::Wait(until) => select! {
                     () = sleep(until.saturating_sub(now)) => {}
                     Some(event) = lease_watch.next() => {
-                        if let Some(found) = self.found_by(event) {
-                            self.election.noticed(found, boottime());
+                        if let Some((found, version)) = self.found_by(event) {
+                            self.election.noticed(found, version.as_deref(), boottime());
                         }
                     }
                     how = &mut stop => break how,
@@ -124,22 +126,30 @@ impl LeaseElector {
         }
     }
 
-    /// Returns the Lease as an event of the watch shows it: a hint, which may be older than what was read
-    /// or written since.
-    fn found_by(&mut self, event: watcher::Result<Event<Lease>>) -> Option<ReadResult> {
+    /// Returns the Lease as an event of the watch shows it, and the version of the change: a hint, which may be
+    /// older than what was read or written since.
+    fn found_by(&mut self, event: watcher::Result<Event<Lease>>) -> Option<(ReadResult, Option<String>)> {
         if let Err(error) = &event
             && !std::mem::replace(&mut self.watch_fails, true)
         {
             tracing::warn!(%error, "cannot watch the allocator's lease, another holder's end is seen later");
         }
         match event {
-            Ok(Event::Apply(lease) | Event::InitApply(lease)) => Some(ReadResult::Lease(record_of(lease))),
-            Ok(Event::Delete(_)) => Some(ReadResult::NoLease),
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => {
+                self.listed = true;
+                let version = lease.metadata.resource_version.clone();
+                Some((ReadResult::Lease(record_of(lease)), version))
+            }
+            Ok(Event::Delete(lease)) => Some((ReadResult::NoLease, lease.metadata.resource_version)),
             Ok(Event::InitDone) => {
                 self.watch_fails = false;
+                (!self.listed).then_some((ReadResult::NoLease, None))
+            }
+            Ok(Event::Init) => {
+                self.listed = false;
                 None
             }
-            Ok(Event::Init) | Err(_) => None,
+            Err(_) => None,
         }
     }
 
@@ -277,3 +287,6 @@ fn lease_of(update: &LeaseUpdate, acquired: Timestamp, now: Timestamp) -> Lease 
         }),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -68,7 +68,7 @@ fn a_renewal_by_another_restarts_its_duration_and_is_noticed_without_reading() {
     for round in 1..50 {
         let now = s(round * 5);
         assert!(matches!(election.step(now), ElectionStep::Wait(_)), "{round}");
-        election.noticed(ReadResult::Lease(record("b", &round.to_string())), now);
+        election.noticed(ReadResult::Lease(record("b", &round.to_string())), None, now);
         assert_eq!((election.until(now), election.holder()), (None, Some("b")));
     }
     assert_eq!(election.step(s(49 * 5 + 14)), ElectionStep::Wait(s(49 * 5 + 15)));
@@ -80,7 +80,7 @@ fn a_release_that_is_noticed_is_followed_at_once() {
     let mut election = LeaderElection::new("a");
     election.read(ReadResult::Lease(record("b", "7")), s(0));
     assert_eq!(election.step(s(1)), ElectionStep::Wait(s(15)));
-    election.noticed(ReadResult::Lease(record("", "8")), s(1));
+    election.noticed(ReadResult::Lease(record("", "8")), Some("8"), s(1));
     let taken = update(&mut election, s(1));
     assert_eq!((taken.expected.as_deref(), taken.transitions, taken.acquires), (Some("8"), 4, true));
 }
@@ -90,18 +90,82 @@ fn a_release_that_is_noticed_is_followed_at_once() {
 fn a_deletion_that_is_noticed_is_confirmed_by_reading() {
     let mut election = LeaderElection::new("a");
     election.read(ReadResult::Lease(record("b", "7")), s(0));
-    election.noticed(ReadResult::NoLease, s(1));
+    election.noticed(ReadResult::NoLease, Some("8"), s(1));
     assert_eq!((election.step(s(2)), election.step(s(3))), (ElectionStep::Wait(s(3)), ElectionStep::Read));
 }
 
 #[test]
 fn what_a_watch_shows_late_does_not_end_a_leadership() {
-    for found in [ReadResult::Lease(record("b", "0")), ReadResult::Lease(record("", "0")), ReadResult::NoLease] {
+    let own = LeaseRecord { transitions: 0, ..record("a", "1") };
+    for (found, version) in [
+        (ReadResult::Lease(record("b", "0")), "0"),
+        (ReadResult::Lease(record("", "0")), "0"),
+        (ReadResult::NoLease, "0"),
+        (ReadResult::Lease(own), "1"),
+    ] {
         let mut election = holding();
-        election.noticed(found, s(2));
+        election.noticed(found, Some(version), s(2));
         assert_eq!((election.until(s(2)), election.holder()), (Some(s(10)), Some("a")));
         assert_eq!(update(&mut election, s(5)).expected.as_deref(), Some("1"));
     }
+}
+
+#[test]
+fn a_leader_stops_at_once_if_a_watch_shows_that_its_lease_was_deleted_or_taken() {
+    for (found, version) in [
+        (ReadResult::NoLease, "2"),
+        // An API server that does not count the deletion.
+        (ReadResult::NoLease, "1"),
+        (ReadResult::Lease(record("b", "2")), "2"),
+        (ReadResult::Lease(record("", "10")), "10"),
+    ] {
+        let mut election = holding();
+        election.noticed(found.clone(), Some(version), s(2));
+        assert_eq!((election.until(s(2)), election.release(s(2))), (None, None), "{found:?}");
+    }
+}
+
+#[test]
+fn a_leader_whose_lease_is_deleted_creates_it_again_before_the_renewal_is_due() {
+    let mut election = holding();
+    election.noticed(ReadResult::NoLease, Some("2"), s(2));
+    let again = update(&mut election, s(2));
+    let expected = LeaseUpdate { expected: None, holder: "a".to_owned(), transitions: 1, acquires: true };
+    assert_eq!(again, expected, "with another number: somebody else may have written in between");
+    election.wrote(&again, s(2), UpdateResult::Conflict, s(2));
+    election.read(ReadResult::Lease(record("b", "3")), s(2));
+    assert_eq!((election.until(s(2)), election.step(s(2))), (None, ElectionStep::Wait(s(17))));
+}
+
+#[test]
+fn a_leader_reads_its_lease_if_a_watch_does_not_show_the_age_of_a_change() {
+    for (found, version) in [(ReadResult::NoLease, None), (ReadResult::Lease(record("b", "x")), Some("x"))] {
+        let mut election = holding();
+        election.noticed(found, version, s(2));
+        assert_eq!((election.until(s(2)), election.step(s(2))), (Some(s(10)), ElectionStep::Read));
+        election.read(ReadResult::Lease(LeaseRecord { transitions: 0, ..record("a", "1") }), s(2));
+        assert_eq!(election.until(s(2)), Some(s(10)));
+    }
+}
+
+#[test]
+fn conflicts_without_another_writer_are_not_repeated_without_a_pause() {
+    let mut election = holding();
+    let (mut now, mut writes) = (s(5), 0);
+    while now < s(15) {
+        match election.step(now) {
+            ElectionStep::Write(renewal) => {
+                writes += 1;
+                election.wrote(&renewal, now, UpdateResult::Conflict, now);
+            }
+            ElectionStep::Read => {
+                election.read(ReadResult::Lease(LeaseRecord { transitions: 0, ..record("a", "1") }), now);
+            }
+            ElectionStep::Wait(until) => now = until,
+        }
+        assert!(writes <= 12, "{writes} by {now:?}");
+    }
+    assert!(writes > 5, "{writes}");
 }
 
 #[test]
@@ -239,16 +303,20 @@ fn two_never_hold_it_at_once_whatever_happens() {
     proptest!(|(events in events)| {
         let mut all = [LeaderElection::new("a"), LeaderElection::new("b")];
         let (mut lease, mut version, mut now) = (None::<LeaseRecord>, 0_u32, s(10));
-        let mut changes = vec![None];
+        let mut changes = Vec::new();
         let mut ended = [s(0); 2];
         for (who, later, fate, noticed, deleted) in events {
             now += Duration::from_millis(later);
-            lease.take_if(|record| deleted && all.iter().all(|one| one.holder() == Some(&record.holder)));
-            if changes.last() != Some(&lease) {
-                changes.push(lease.clone());
+            let is_seen = |record: &mut LeaseRecord| all.iter().all(|one| one.holder() == Some(&record.holder));
+            if deleted && lease.take_if(is_seen).is_some() {
+                version += 1;
             }
-            if let Some(shown) = noticed.and_then(|ago| changes.iter().rev().nth(ago)) {
-                all[who].noticed(shown.clone().map_or(ReadResult::NoLease, ReadResult::Lease), now);
+            if changes.last().is_none_or(|(_, last)| *last != version) {
+                changes.push((lease.clone(), version));
+            }
+            if let Some((shown, version)) = noticed.and_then(|ago| changes.iter().rev().nth(ago)) {
+                let found = shown.clone().map_or(ReadResult::NoLease, ReadResult::Lease);
+                all[who].noticed(found, Some(&version.to_string()), now);
             }
             match all[who].step(now) {
                 ElectionStep::Wait(_) => {}
