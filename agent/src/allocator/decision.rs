@@ -9,7 +9,7 @@ use std::{
 use imbl::ordmap::DiffItem;
 use k8s_openapi::{api::core::v1::Service, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::write_cache::{CustomResource, CustomResourceStatus, WriteCache, WriteVerdict};
+use super::write_cache::{CustomResource, CustomResourceStatus, WriteCache};
 use vipmux_allocate::{
     Allocator,
     previous::with_statuses,
@@ -80,8 +80,10 @@ impl StatusDecider {
         let services = objects.services.iter().filter_map(|(name, service)| {
             let wanted = desired_status(name, service, view, write_cache, self.adopt)?;
             let difference = wanted.differs(service)?;
-            let write = write_cache.verdict(name, service, &wanted) == WriteVerdict::Write;
-            write.then(|| (name.clone(), (Arc::clone(service), wanted, difference)))
+            write_cache
+                .verdict(name, service, &wanted)
+                .is_due()
+                .then(|| (name.clone(), (Arc::clone(service), wanted, difference)))
         });
         StatusDecision {
             services: services.collect(),
@@ -216,10 +218,7 @@ fn custom_resources(
         differs.then(|| (CustomResource::Policy(name), (policy.metadata.clone(), CustomResourceStatus::Policy(status))))
     });
     let all = pools.chain(policies);
-    all.filter(|(object, (metadata, status))| {
-        write_cache.custom_verdict(object, metadata, status) == WriteVerdict::Write
-    })
-    .collect()
+    all.filter(|(object, (metadata, status))| write_cache.custom_verdict(object, metadata, status).is_due()).collect()
 }
 
 /// Returns the problems that no Service's status shows.

@@ -60,8 +60,8 @@ async fn check_or_create(api: &Api<Secret>) -> Result<Option<String>, Error> {
             tracing::info!(secret = SECRET, "created a gossip key");
             Ok(None)
         }
-        // Another allocator was faster.
-        Err(Error::Api(status)) if status.code == 409 => Ok(None),
+        // Another allocator was faster. A quota that changed meanwhile is a 409, too (`Conflict`).
+        Err(Error::Api(status)) if status.reason == "AlreadyExists" => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -105,6 +105,32 @@ mod tests {
         });
         retry_until_usable(&Api::namespaced(server, "vipmux-system"), Duration::ZERO).await;
         assert_eq!(*asked.lock().unwrap(), ["GET", "GET", "GET", "POST"]);
+    }
+
+    /// As an API server answers while something else changes the namespace's ResourceQuota.
+    #[tokio::test]
+    async fn a_conflict_with_another_object_is_retried() {
+        let conflict = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "Operation cannot be fulfilled on resourcequotas \"all\": the object has been modified; \
+                        please apply your changes to the latest version and try again",
+            "reason": "Conflict", "details": {"name": "all", "kind": "resourcequotas"}, "code": 409,
+        });
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let server = client({
+            let asked = Arc::clone(&asked);
+            move |request| {
+                let mut asked = asked.lock().unwrap();
+                asked.push(request.method().to_string());
+                match asked.len() {
+                    1 | 3 => (404, json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"})),
+                    2 => (409, conflict.clone()),
+                    _ => (201, json!({"metadata": {"name": SECRET}})),
+                }
+            }
+        });
+        retry_until_usable(&Api::namespaced(server, "vipmux-system"), Duration::ZERO).await;
+        assert_eq!(*asked.lock().unwrap(), ["GET", "POST", "GET", "POST"]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{
+    work_queue::WorkResult,
     write_cache::{CustomResource, CustomResourceStatus},
     write_result::{FIELD_MANAGER, WriteResult, is_owner},
 };
@@ -179,11 +180,15 @@ pub(super) enum WriteReport {
 }
 
 impl WriteReport {
-    /// Returns whether there is nothing to retry for now.
-    pub(super) fn is_settled(&self) -> bool {
+    /// Returns the result for the work queue.
+    pub(super) fn work_result(&self) -> WorkResult {
         match self {
-            Self::Service { result, .. } | Self::Withdrawal { result, .. } => result.is_settled(),
-            Self::CustomResource { result, .. } => result.is_settled(),
+            // There is nothing to withdraw any more.
+            Self::Withdrawal { result: WriteResult::Gone, .. } => WorkResult::Succeeded,
+            // The next attempt reads the Service again.
+            Self::Withdrawal { result: WriteResult::Taken(_), .. } => WorkResult::Failed,
+            Self::Service { result, .. } | Self::Withdrawal { result, .. } => result.work_result(),
+            Self::CustomResource { result, .. } => result.work_result(),
         }
     }
 
@@ -199,7 +204,8 @@ impl WriteReport {
     /// Returns whether the write failed or was refused. An object that changed or is gone is no
     /// failure.
     pub(super) fn has_failed(&self) -> bool {
-        !self.is_settled() || matches!(self, Self::Service { result: WriteResult::Taken(_), .. })
+        let is_taken = matches!(self, Self::Service { result: WriteResult::Taken(_), .. });
+        is_taken || self.work_result() == WorkResult::Failed
     }
 }
 

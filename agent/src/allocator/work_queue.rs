@@ -37,6 +37,18 @@ pub enum NextWork<K> {
     Idle,
 }
 
+/// The result of a write, for the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkResult {
+    /// There is nothing to retry.
+    Succeeded,
+    /// The object has another version, or is gone. The next write of the object waits, unless
+    /// [`WorkQueue::end_conflict`] tells that there is a newer version.
+    Conflict,
+    /// The next write of the object waits.
+    Failed,
+}
+
 /// The queue of writes. All times are of one clock.
 #[derive(Debug)]
 pub struct WorkQueue<K> {
@@ -61,6 +73,8 @@ struct Queued {
 struct Backoff {
     times: u32,
     until: Duration,
+    /// The last result was a conflict.
+    conflict: bool,
 }
 
 impl<K: Clone + Hash + Ord> WorkQueue<K> {
@@ -138,17 +152,25 @@ impl<K: Clone + Hash + Ord> WorkQueue<K> {
         if at > now { NextWork::WaitUntil(at) } else { NextWork::Start(best.0.clone()) }
     }
 
-    /// Ends a write. After a failure the next write of the object has to wait.
-    pub fn done(&mut self, key: &K, succeeded: bool, now: Duration) {
+    /// Ends a write. After a failure or a conflict the next write of the object has to wait.
+    pub fn done(&mut self, key: &K, result: WorkResult, now: Duration) {
         self.in_flight.remove(key);
-        if succeeded {
+        if result == WorkResult::Succeeded {
             self.failed.remove(key);
             return;
         }
         let times = self.failed.get(key).map_or(0, |failed| failed.times);
         let backoff = (self.rate_limit.backoff * 2_u32.saturating_pow(times.min(16))).min(self.rate_limit.backoff_max);
-        let failed = Backoff { times: times + 1, until: now + backoff + jitter(key, times, backoff / 4) };
+        let until = now + backoff + jitter(key, times, backoff / 4);
+        let failed = Backoff { times: times + 1, until, conflict: result == WorkResult::Conflict };
         self.failed.insert(key.clone(), failed);
+    }
+
+    /// Ends the wait after a conflict.
+    pub fn end_conflict(&mut self, key: &K) {
+        if self.failed.get(key).is_some_and(|failed| failed.conflict) {
+            self.failed.remove(key);
+        }
     }
 
     /// Removes the waiting objects that `differs` denies, and the back-off of those that `exists`
@@ -212,7 +234,7 @@ mod tests {
         queue.put("b", 0, ms(0));
         queue.put("c", 0, ms(0));
         assert_eq!((queue.next(ms(0)), queue.next(ms(0))), (NextWork::Start("b"), NextWork::Idle));
-        queue.done(&"a", true, ms(1));
+        queue.done(&"a", WorkResult::Succeeded, ms(1));
         assert_eq!(queue.next(ms(1)), NextWork::Start("a"), "it came before c");
     }
 
@@ -224,7 +246,7 @@ mod tests {
         while now < ms(6_000) {
             match queue.next(now) {
                 NextWork::Start(key) => {
-                    queue.done(&key, true, now);
+                    queue.done(&key, WorkResult::Succeeded, now);
                     written += 1;
                 }
                 NextWork::WaitUntil(at) => now = at,
@@ -242,11 +264,11 @@ mod tests {
         for _ in 0..8 {
             queue.put("a", 0, now);
             assert_eq!(queue.next(now), NextWork::Start("a"));
-            queue.done(&"a", false, now);
+            queue.done(&"a", WorkResult::Failed, now);
             queue.put("a", 0, now);
             queue.put("b", 1, now);
             assert_eq!(queue.next(now), NextWork::Start("b"));
-            queue.done(&"b", true, now);
+            queue.done(&"b", WorkResult::Succeeded, now);
             let NextWork::WaitUntil(at) = queue.next(now) else { panic!() };
             waits.push(at.saturating_sub(now).as_millis());
             now = at;
@@ -256,7 +278,7 @@ mod tests {
             assert!((backoff..=backoff * 5 / 4).contains(wait), "{waits:?}");
         }
         assert_eq!(queue.next(now), NextWork::Start("a"));
-        queue.done(&"a", true, now);
+        queue.done(&"a", WorkResult::Succeeded, now);
         queue.put("a", 0, now);
         assert_eq!(queue.next(now), NextWork::Start("a"), "it is forgiven");
     }
@@ -278,7 +300,7 @@ mod tests {
         queue.put("a", 0, ms(0));
         queue.put("b", 0, ms(0));
         assert_eq!(queue.next(ms(0)), NextWork::Start("a"));
-        queue.done(&"a", false, ms(0));
+        queue.done(&"a", WorkResult::Failed, ms(0));
         queue.put("a", 0, ms(0));
         queue.retain(|key| *key == "b", |key| *key == "b");
         assert_eq!(queue.next(ms(0)), NextWork::Start("b"));
@@ -291,7 +313,7 @@ mod tests {
         let mut queue = queue(2);
         queue.put("a", 0, ms(0));
         assert_eq!(queue.next(ms(0)), NextWork::Start("a"));
-        queue.done(&"a", false, ms(0));
+        queue.done(&"a", WorkResult::Failed, ms(0));
         queue.put("a", 0, ms(0));
         queue.retain(|_| false, |_| true);
         assert_eq!(queue.next(ms(0)), NextWork::Idle);
@@ -302,9 +324,24 @@ mod tests {
         queue.skip(&"a");
         queue.put("a", 0, at);
         assert_eq!(queue.next(at), NextWork::Start("a"));
-        queue.done(&"a", false, at);
+        queue.done(&"a", WorkResult::Failed, at);
         queue.put("a", 0, at);
         let NextWork::WaitUntil(later) = queue.next(at) else { panic!() };
         assert!(later >= at + RATE_LIMIT.backoff * 2, "{at:?} {later:?}");
+    }
+
+    #[test]
+    fn an_object_with_a_conflict_waits_unless_there_is_a_newer_version() {
+        let mut queue = queue(2);
+        for result in [WorkResult::Conflict, WorkResult::Failed] {
+            queue.put("a", 0, ms(0));
+            assert_eq!(queue.next(ms(0)), NextWork::Start("a"));
+            queue.done(&"a", result, ms(0));
+            queue.put("a", 0, ms(0));
+            assert!(matches!(queue.peek(ms(0)), NextWork::WaitUntil(at) if at >= RATE_LIMIT.backoff));
+            queue.end_conflict(&"a");
+            let waits = matches!(queue.peek(ms(0)), NextWork::WaitUntil(_));
+            assert_eq!(waits, result == WorkResult::Failed, "{result:?}");
+        }
     }
 }

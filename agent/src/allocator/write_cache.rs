@@ -20,10 +20,19 @@ use vipmux_model::{
 pub enum WriteVerdict {
     /// Write it.
     Write,
-    /// Wait until the watch shows a newer object.
+    /// Wait until the watch shows what was written.
     Wait,
+    /// Write it after a pause, or at once if the watch shows a newer object: the last write was a conflict.
+    Retry,
     /// Nothing: the last write has led to this.
     Done,
+}
+
+impl WriteVerdict {
+    /// Returns whether to write, now or after a pause.
+    pub fn is_due(self) -> bool {
+        matches!(self, Self::Write | Self::Retry)
+    }
 }
 
 /// A pool or a policy.
@@ -68,8 +77,7 @@ pub struct WriteCache {
 struct LastWrite<W> {
     /// The version that the write was based on.
     base: String,
-    /// The version after the write and what was written; `None`: the object had another version by
-    /// then.
+    /// The version after the write and what was written; `None`: the write was a conflict.
     made: Option<(String, W)>,
 }
 
@@ -87,7 +95,8 @@ impl<W: PartialEq> LastWrite<W> {
         match &self.made {
             Some((made, said)) if made == version && said == wanted => WriteVerdict::Done,
             Some((made, _)) if made == version => WriteVerdict::Write,
-            _ if self.base == version => WriteVerdict::Wait,
+            Some(_) if self.base == version => WriteVerdict::Wait,
+            None if self.base == version => WriteVerdict::Retry,
             _ => WriteVerdict::Write,
         }
     }
@@ -155,7 +164,7 @@ impl WriteCache {
         self.custom_resources.insert(object, last);
     }
 
-    /// Remembers that the object has another version than `base` now.
+    /// Remembers that a write on `base` was a conflict: the object has another version now, or is gone.
     pub fn record_conflict(&mut self, name: &ServiceName, base: &Service) {
         self.services.insert(name.clone(), LastWrite { base: version_of(&base.metadata).to_owned(), made: None });
     }

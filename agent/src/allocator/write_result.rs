@@ -4,6 +4,8 @@ use k8s_openapi::api::core::v1::Service;
 use kube::{Error, core::Status};
 use serde_json::Value;
 
+use super::work_queue::WorkResult;
+
 /// The field manager of all writes.
 pub const FIELD_MANAGER: &str = "vipmux-allocator";
 /// `status.loadBalancer.ingress` as a conflict's cause names it.
@@ -29,9 +31,14 @@ pub enum WriteResult<T> {
 }
 
 impl<T> WriteResult<T> {
-    /// Returns whether there is nothing to retry for now.
-    pub const fn is_settled(&self) -> bool {
-        !matches!(self, Self::Denied(_) | Self::Unavailable(_) | Self::Contested)
+    /// Returns the result for the work queue. A conflict without causes is no proof that there is a newer
+    /// version, and the answer 404 may come from something before the API server. So both are retried.
+    pub const fn work_result(&self) -> WorkResult {
+        match self {
+            Self::Written(_) | Self::Taken(_) => WorkResult::Succeeded,
+            Self::Stale | Self::Gone => WorkResult::Conflict,
+            Self::Contested | Self::Denied(_) | Self::Unavailable(_) => WorkResult::Failed,
+        }
     }
 
     /// Returns the result that a request's response stands for.

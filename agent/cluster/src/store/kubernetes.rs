@@ -121,7 +121,14 @@ impl KubernetesStore {
     ) -> Result<(), StoreError> {
         let name = lease_object::record_name(node);
         let (parameters, patch) = (PatchParams::default(), Patch::Merge(lease_object::macs_patch(macs, owner)));
-        self.write(&name, self.leases.patch(&name, &parameters, &patch)).await.map(drop)
+        match self.limited(self.leases.patch(&name, &parameters, &patch)).await {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(&error, kube::Error::Api(status) if status.code == 404) => {
+                refuse_missing_namespace(&error)
+            }
+            // Also a conflict, which names no version here: it is written again.
+            Err(error) => Err(unavailable(format!("write {name}"), error)),
+        }
     }
 
     /// Writes an object. Returns it as it is now; `None`: a conflict.
@@ -226,4 +233,39 @@ fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
 fn record(node: &NodeName, found: Object) -> Result<NodeRecord, StoreError> {
     lease_object::record_from_object(node, found)
         .map_err(|message| StoreError::Malformed { lease: lease_object::record_name(node), message })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::{Client, client::Body};
+    use serde_json::json;
+    use tower::service_fn;
+
+    use super::*;
+    use vipmux_testing::names::node_name;
+
+    #[tokio::test]
+    async fn a_conflict_while_the_macs_are_written_is_a_failure_and_a_missing_record_is_none() {
+        for (code, reason, written) in
+            [(404, "NotFound", true), (409, "Conflict", false), (429, "TooManyRequests", false)]
+        {
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "no",
+                "reason": reason, "details": {"name": "node-n1", "group": "coordination.k8s.io", "kind": "leases"},
+                "code": code,
+            });
+            let answer = move |_: Request<Body>| {
+                let mut response = Response::new(Body::from(status.to_string().into_bytes()));
+                *response.status_mut() = code.try_into().unwrap();
+                async { Ok::<_, Infallible>(response) }
+            };
+            let client = Client::new(service_fn(answer), "default");
+            let store = KubernetesStore::new(&ClusterClient { client, namespace: "vipmux-system".to_owned() });
+            let macs = [Mac::new([2, 0, 0, 0, 0, 1])].into();
+            assert_eq!(store.write_macs(&node_name("n1"), &macs, None).await.is_ok(), written, "{code}");
+        }
+    }
 }

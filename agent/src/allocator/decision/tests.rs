@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use proptest::{collection, prelude::*, sample::select};
 use serde_json::json;
 
-use super::*;
+use super::{super::write_cache::WriteVerdict, *};
 use vipmux_allocate::status::{body, withdrawal};
 use vipmux_model::Vip;
 use vipmux_testing::{
@@ -46,6 +46,10 @@ impl World {
         let decision = self.decider.decide(&self.shown, &self.server.leaders, &mut self.write_cache);
         let before = self.requests;
         for (service, (base, statement, _)) in decision.services {
+            if self.write_cache.verdict(&service, &base, &statement) == WriteVerdict::Retry {
+                // The pause is longer than the watch is late.
+                continue;
+            }
             self.requests += 1;
             match self.server.apply(&service, &body(&service, &base, &statement, Timestamp::UNIX_EPOCH)) {
                 Applied::Made(made) => {

@@ -115,7 +115,7 @@ impl StatusReconciler {
 
     /// Returns the write for this object; `None`: nothing is left to write.
     pub(super) fn task(&mut self, key: &ObjectKey) -> Option<WriteTask> {
-        let is_due = |verdict| (verdict == WriteVerdict::Write).then_some(());
+        let is_due = |verdict: WriteVerdict| verdict.is_due().then_some(());
         match key {
             ObjectKey::Service(name) => {
                 let (base, statement, _) = self.pending.services.get(name)?;
@@ -150,7 +150,7 @@ impl StatusReconciler {
 
     /// Queues what is pending, and nothing else.
     fn fill_queue(&mut self, now: Duration) {
-        let Self { pending, decider, queue, .. } = self;
+        let Self { pending, decider, queue, write_cache, .. } = self;
         let is_pending = |key: &ObjectKey| match key {
             ObjectKey::Service(name) => pending.services.contains_key(name),
             ObjectKey::Withdrawal(name) => pending.withdrawals.contains(name),
@@ -162,12 +162,16 @@ impl StatusReconciler {
             ObjectKey::CustomResource(object) => decider.knows(object),
         };
         queue.retain(is_pending, exists);
-        for (name, (_, _, difference)) in &pending.services {
+        for (name, (base, statement, difference)) in &pending.services {
             let (urgency, not_before) = match difference {
                 StatusDifference::Outcome => (0, now),
                 StatusDifference::Announcement => (1, now + LEADER_SETTLE_DELAY),
             };
-            queue.put(ObjectKey::Service(name.clone()), urgency, not_before);
+            let key = ObjectKey::Service(name.clone());
+            if write_cache.verdict(name, base, statement) == WriteVerdict::Write {
+                queue.end_conflict(&key);
+            }
+            queue.put(key, urgency, not_before);
         }
         for name in &pending.withdrawals {
             queue.put(ObjectKey::Withdrawal(name.clone()), 0, now);

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::allocator::{
     status_writer::WriteReport,
+    work_queue::WorkResult,
     write_result::{WriteResult, other_owner},
 };
 use vipmux_allocate::status::{DesiredStatus, EventContent, EventType, ingress};
@@ -43,21 +44,22 @@ fn shows_others(service: &Service, statement: &DesiredStatus) -> bool {
 
 impl StatusReconciler {
     fn handle(&mut self, report: WriteReport, recorder: &EventRecorder) {
-        let (settled, now) = (report.is_settled(), boottime());
+        let (work_result, now) = (report.work_result(), boottime());
         match report {
             WriteReport::Service { name, base, statement, result } => {
                 let key = ObjectKey::Service(name.clone());
                 // Back off: another controller may write its addresses again and again.
                 let overwrites = self.decider.adopts() && shows_others(&base, &statement);
-                self.queue.done(&key, settled && !overwrites, now);
-                if !settled && self.pending.services.contains_key(&name) {
+                let is_first = work_result == WorkResult::Succeeded && overwrites;
+                self.queue.done(&key, if is_first { WorkResult::Failed } else { work_result }, now);
+                if work_result != WorkResult::Succeeded && self.pending.services.contains_key(&name) {
                     self.queue.put(key, 0, now);
                 }
                 self.handle_service(&name, &base, statement, result, recorder);
             }
             WriteReport::Withdrawal { name, result, .. } => {
                 let key = ObjectKey::Withdrawal(name.clone());
-                self.queue.done(&key, settled, now);
+                self.queue.done(&key, work_result, now);
                 match result {
                     WriteResult::Written(written) => {
                         self.pending.withdrawals.remove(&name);
@@ -74,8 +76,8 @@ impl StatusReconciler {
             }
             WriteReport::CustomResource { object, base, status, result } => {
                 let key = ObjectKey::CustomResource(object.clone());
-                self.queue.done(&key, settled, now);
-                if !settled && self.pending.custom_resources.contains_key(&object) {
+                self.queue.done(&key, work_result, now);
+                if work_result != WorkResult::Succeeded && self.pending.custom_resources.contains_key(&object) {
                     self.queue.put(key, 2, now);
                 }
                 match result {

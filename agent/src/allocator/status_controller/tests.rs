@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::{reconciler::ObjectKey, *};
-use crate::allocator::{decision::StatusDecision, test_client::client, write_result::WriteResult};
+use crate::allocator::{
+    decision::StatusDecision, test_client::client, work_queue::WorkResult, write_result::WriteResult,
+};
 use k8s_openapi::api::core::v1::Service;
 use vipmux_allocate::status::{DesiredStatus, StatusDifference};
 use vipmux_cluster::events::EventSource;
@@ -147,7 +149,7 @@ async fn a_service_that_the_watch_does_not_show_in_time_is_listed_again_and_keep
 }
 
 #[tokio::test]
-async fn a_service_that_is_gone_is_not_written_again_while_the_watch_shows_it() {
+async fn a_service_that_is_gone_is_not_written_again_at_once_while_the_watch_shows_it() {
     let mut fixture = Fixture::new();
     fixture.controller.reconcile().await;
     let (base, statement, _) = fixture.reconciler().pending.services.get(&service_name("a")).cloned().unwrap();
@@ -161,7 +163,71 @@ async fn a_service_that_is_gone_is_not_written_again_while_the_watch_shows_it() 
     assert!(fixture.reconciler().needs_decision);
     fixture.reconciler().next_decision = Duration::ZERO;
     fixture.controller.reconcile().await;
-    assert_eq!(fixture.wanted(), []);
+    assert!(matches!(fixture.reconciler().queue.peek(boottime()), NextWork::WaitUntil(_)));
+    // The watch shows it no more.
+    fixture.server.lock().unwrap().remove("a");
+    fixture.controller.objects = watch::channel(Arc::new(fixture.server.lock().unwrap().objects.clone())).1;
+    (fixture.reconciler().needs_decision, fixture.reconciler().next_decision) = (true, Duration::ZERO);
+    fixture.controller.reconcile().await;
+    let key = ObjectKey::Service(service_name("a"));
+    assert!(fixture.wanted().is_empty() && fixture.reconciler().queue.waiting().all(|waiting| *waiting != key));
+}
+
+/// Returns a conflict without causes, as an API server answers a write on an older version.
+fn conflict() -> WriteResult<Service> {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": "Operation cannot be fulfilled on services \"a\": the object has been modified; please apply your \
+                    changes to the latest version and try again",
+        "reason": "Conflict", "details": {"name": "a", "kind": "services"}, "code": 409,
+    });
+    WriteResult::from_response(Err(kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))))
+}
+
+/// The watch may show the newest version already, and nothing else would start another attempt.
+#[tokio::test]
+async fn a_write_that_is_a_conflict_is_retried_after_a_pause_or_at_once_with_a_newer_object() {
+    let mut fixture = Fixture::new();
+    fixture.controller.reconcile().await;
+    let key = ObjectKey::Service(service_name("a"));
+    assert_eq!(fixture.reconciler().queue.next(boottime()), NextWork::Start(key.clone()));
+    let (base, statement, _) = fixture.reconciler().pending.services.get(&service_name("a")).cloned().unwrap();
+    let report = || WriteReport::Service {
+        name: service_name("a"),
+        base: Arc::clone(&base),
+        statement: statement.clone(),
+        result: conflict(),
+    };
+    fixture.controller.handle(report());
+    // Another decision does not shorten the pause.
+    (fixture.reconciler().needs_decision, fixture.reconciler().next_decision) = (true, Duration::ZERO);
+    fixture.controller.reconcile().await;
+    let NextWork::WaitUntil(retry) = fixture.reconciler().queue.next(boottime()) else { panic!("it does not wait") };
+    assert_eq!(fixture.reconciler().queue.next(retry), NextWork::Start(key.clone()));
+    assert!(fixture.reconciler().task(&key).is_some());
+
+    fixture.controller.handle(report());
+    assert!(matches!(fixture.reconciler().queue.peek(boottime()), NextWork::WaitUntil(_)));
+    fixture.server.lock().unwrap().write("a", |object| object["metadata"]["labels"] = json!({"a": "b"}));
+    fixture.controller.objects = watch::channel(Arc::new(fixture.server.lock().unwrap().objects.clone())).1;
+    (fixture.reconciler().needs_decision, fixture.reconciler().next_decision) = (true, Duration::ZERO);
+    fixture.controller.reconcile().await;
+    assert_eq!(fixture.reconciler().queue.next(retry), NextWork::Start(key));
+}
+
+#[tokio::test]
+async fn a_withdrawal_that_is_a_conflict_is_retried_after_a_pause() {
+    let mut fixture = Fixture::new();
+    fixture.controller.reconcile().await;
+    let (name, key) = (service_name("b"), ObjectKey::Withdrawal(service_name("b")));
+    fixture.reconciler().pending.withdrawals.insert(name.clone());
+    fixture.reconciler().pending.services.clear();
+    fixture.reconciler().queue.retain(|_| false, |_| true);
+    fixture.reconciler().queue.put(key.clone(), 0, Duration::ZERO);
+    assert_eq!(fixture.reconciler().queue.next(boottime()), NextWork::Start(key.clone()));
+    fixture.controller.handle(WriteReport::Withdrawal { name, result: conflict(), wrote: true });
+    let NextWork::WaitUntil(retry) = fixture.reconciler().queue.next(boottime()) else { panic!("it does not wait") };
+    assert_eq!(fixture.reconciler().queue.next(retry), NextWork::Start(key));
 }
 
 #[tokio::test]
@@ -170,7 +236,7 @@ async fn a_service_that_is_as_desired_for_a_while_keeps_its_back_off() {
     fixture.controller.reconcile().await;
     let (key, now) = (ObjectKey::Service(service_name("a")), boottime());
     assert_eq!(fixture.reconciler().queue.next(now), NextWork::Start(key.clone()));
-    fixture.reconciler().queue.done(&key, false, now);
+    fixture.reconciler().queue.done(&key, WorkResult::Failed, now);
     let reconciler = fixture.controller.reconciler.take().unwrap();
     let services = reconciler.pending.services.clone();
     let reconciler = reconciler.with_decision(StatusDecision::default(), now);

@@ -62,12 +62,12 @@ fn a_write_that_changed_nothing_is_not_made_again() {
 }
 
 #[test]
-fn a_conflict_waits_for_the_newer_object() {
+fn a_conflict_is_retried_at_once_with_the_newer_object_and_else_after_a_pause() {
     let (mut server, base, wanted) = written();
     let mut write_cache = WriteCache::default();
     write_cache.record_conflict(&service_name("a"), &base);
     write_cache.retain(&server.objects);
-    assert_eq!(write_cache.verdict(&service_name("a"), &base, &wanted), WriteVerdict::Wait);
+    assert_eq!(write_cache.verdict(&service_name("a"), &base, &wanted), WriteVerdict::Retry);
     server.write("a", |object| object["metadata"]["labels"] = serde_json::json!({"a": "b"}));
     write_cache.retain(&server.objects);
     assert_eq!(write_cache.verdict(&service_name("a"), &object(&server), &wanted), WriteVerdict::Write);
