@@ -36,6 +36,7 @@
 
 mod heartbeat_rounds;
 mod heartbeats;
+mod item_kind;
 mod items;
 mod local_state;
 mod members;
@@ -66,14 +67,15 @@ use self::{
     heartbeats::nanoseconds,
     local_state::LocalState,
     peer_record::{PeerRecord, Pulling},
-    remote_state::Progress,
+    remote_state::{Applied, Progress},
     swim::{MemberId, Swim, admitted},
     wire::{Delta, StateVersion, Wire},
 };
 pub use self::{
+    item_kind::ItemKind,
     items::{
-        AgentInfo, Claimed, HashingInfo, Item, ItemKey, MOST_ADDRESSES, MOST_ITEMS, MOST_LEASE, MOST_SEGMENTS,
-        ProbedPort, State, Why, WireVersions,
+        AgentInfo, Claimed, HashingInfo, Item, ItemKey, MOST_ADDRESSES, MOST_LEASE, MOST_SEGMENTS, ProbedPort, State,
+        Why, WireVersions,
     },
     local_state::Full,
     other_keys::OtherKeys,
@@ -321,6 +323,7 @@ impl Membership {
             return Ok(());
         }
         self.forget_downs(from, now);
+        let mut refused = Ok(());
         match wire {
             Wire::Swim { majority, packet } => {
                 let may_declare_down = self.may_declare_down(now);
@@ -336,7 +339,7 @@ impl Membership {
             Wire::Heartbeat(ask) => self.receive_heartbeat(from, ask, now),
             Wire::Ack(answer) => self.receive_ack(from, &answer, now),
             Wire::Pull(pull) => self.send(from, &Wire::Delta(self.local_state.page(&pull))),
-            Wire::Delta(delta) => self.receive_delta(from, delta, now)?,
+            Wire::Delta(delta) => refused = self.receive_delta(from, delta, now),
             Wire::Message { asked, message: Some(message) } => self.receive_message(from, asked, message, now),
             // The sender repeats it, and then does without an answer.
             Wire::Message { message: None, .. } => {}
@@ -345,7 +348,7 @@ impl Membership {
         if let Some(peer) = self.peers.members.get_mut(from) {
             peer.heard = Some(now);
         }
-        Ok(())
+        refused
     }
 
     /// Fires the timers that are due.
@@ -357,7 +360,7 @@ impl Membership {
             self.handle_timer(timer, due, now);
         }
         if !self.left && self.lapse.at().is_some_and(|at| now >= at) {
-            // Of the few items that take no room there is always one more.
+            // It is one of the items that always have room.
             self.lapse.published = self.publish(Item::Lapsed, now).is_ok();
         }
     }
@@ -521,7 +524,7 @@ impl Membership {
         let Some(pulling) = record.pulling.filter(|pulling| nanoseconds(pulling.asked) == delta.asked) else {
             return Ok(());
         };
-        let (progress, changed) = record.remote.apply(delta, &mut peer.state, now)?;
+        let Applied { progress, changed, refused } = record.remote.apply(delta, &mut peer.state, now);
         self.output.changed |= changed;
         match progress {
             Progress::Stale => {}
@@ -539,7 +542,7 @@ impl Membership {
                 }
             }
         }
-        Ok(())
+        refused.map_or(Ok(()), |kind| Err(Malformed::TooMany(kind)))
     }
 
     /// Returns the view of the other nodes.

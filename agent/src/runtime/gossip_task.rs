@@ -112,14 +112,23 @@ impl GossipTask {
 /// Notes a payload that cannot be used. If it is no message of this version, counts it, and warns if there
 /// are many.
 fn note_undecoded(warnings: &mut DatagramWarnings, gossip: &Gossip, node: &NodeName, error: &Malformed, now: Duration) {
-    let unknown = matches!(error, Malformed::Undecodable(_) | Malformed::TooLong(_) | Malformed::TooMany);
+    let unknown = matches!(error, Malformed::Undecodable(_) | Malformed::TooLong(_) | Malformed::TooMany(_));
     if !unknown {
         tracing::debug!(%node, error = error as &dyn std::error::Error, "message of a node refused");
         return;
     }
     gossip.counters().add(Count::Undecoded, 1);
     if let Some(payloads) = warnings.take(Count::Undecoded, now) {
-        let error = error as &dyn std::error::Error;
-        tracing::warn!(payloads, %node, error, "gossip of a node cannot be decoded, its version may be too new or too old");
+        let cause = error as &dyn std::error::Error;
+        if matches!(error, Malformed::TooMany(_)) {
+            tracing::warn!(payloads, %node, error = cause, "node publishes too many items, some are ignored");
+        } else {
+            tracing::warn!(
+                payloads,
+                %node,
+                error = cause,
+                "gossip of a node cannot be decoded, its version may be too new or too old"
+            );
+        }
     }
 }

@@ -11,15 +11,13 @@ use imbl::OrdMap;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use vipmux_common::abi::Mac;
 
-use super::sealing::VERSION;
+use super::{item_kind::ItemKind, sealing::VERSION};
 use vipmux_model::{NodeName, Vip, reach::SegmentReach};
 
 /// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
 pub const MOST_SEGMENTS: u8 = 32;
 /// The most addresses that a node publishes.
 pub const MOST_ADDRESSES: usize = 64;
-/// The most items of one node.
-pub const MOST_ITEMS: usize = 65_536;
 /// The longest version of a build that a peer publishes, bytes.
 const MOST_VERSION: usize = 64;
 /// The longest `--lease`.
@@ -264,61 +262,92 @@ impl Item {
 }
 
 impl State {
-    /// Returns the number of items that take room.
-    pub(super) fn len(&self) -> usize {
-        let of_segments = self.macs.len() + self.addresses.len() + self.reach.len();
-        self.claims.len() + self.unable.len() + self.health.len() + of_segments
+    /// Returns the number of items of a kind of which there may be several.
+    fn count(&self, kind: ItemKind) -> usize {
+        match kind {
+            ItemKind::Single => 0,
+            ItemKind::Claim => self.claims.len(),
+            ItemKind::Unable => self.unable.len(),
+            ItemKind::Mac => self.macs.len(),
+            ItemKind::Health => self.health.len(),
+            ItemKind::Address => self.addresses.len(),
+            ItemKind::Reach => self.reach.len(),
+        }
     }
 
-    /// Applies a change that was learned at `now`.
-    pub(super) fn apply(&mut self, change: ItemChange, now: Duration) {
-        match change {
-            ItemChange::Set(Item::Ready(ready)) => self.ready = ready,
-            ItemChange::Set(Item::Draining(draining)) => self.draining = draining,
-            ItemChange::Set(Item::Claim { vip, epoch, why }) => {
+    /// Applies a change that was learned at `now`. Returns an error if there is no room for its item.
+    pub(super) fn apply(&mut self, change: ItemChange, now: Duration) -> Result<(), ItemKind> {
+        let (key, kind) = match change {
+            ItemChange::Gone(key) => {
+                self.remove(&key);
+                return Ok(());
+            }
+            ItemChange::Set(item) => {
+                let key = item.key();
+                self.put(item, now);
+                (key, key.kind())
+            }
+        };
+        if self.count(kind) > kind.most() {
+            self.remove(&key);
+            return Err(kind);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, item: Item, now: Duration) {
+        match item {
+            Item::Ready(ready) => self.ready = ready,
+            Item::Draining(draining) => self.draining = draining,
+            Item::Claim { vip, epoch, why } => {
                 self.claims.insert(vip, Claimed { epoch, why, since: now });
             }
-            ItemChange::Set(Item::Unable(vip)) => {
+            Item::Unable(vip) => {
                 self.unable.insert(vip);
             }
-            ItemChange::Set(Item::Mac { segment, mac }) => {
+            Item::Mac { segment, mac } => {
                 self.macs.insert(segment, mac);
             }
-            ItemChange::Set(Item::Health { probed, up }) => {
+            Item::Health { probed, up } => {
                 self.health.insert(probed, up);
             }
-            ItemChange::Set(Item::Address(address)) => {
+            Item::Address(address) => {
                 self.addresses.insert(address);
             }
-            ItemChange::Set(Item::Agent(agent)) => self.agent = Some(agent),
-            ItemChange::Set(Item::Reach { address, reach }) => {
+            Item::Agent(agent) => self.agent = Some(agent),
+            Item::Reach { address, reach } => {
                 self.reach.insert(address, reach);
             }
-            ItemChange::Set(Item::Hashing(hashing)) => self.hashing = hashing,
-            ItemChange::Set(Item::Lapsed) => self.lapsed = true,
-            ItemChange::Gone(ItemKey::Agent) => self.agent = None,
-            ItemChange::Gone(ItemKey::Ready) => self.ready = false,
-            ItemChange::Gone(ItemKey::Draining) => self.draining = false,
-            ItemChange::Gone(ItemKey::Claim(vip)) => {
-                self.claims.remove(&vip);
+            Item::Hashing(hashing) => self.hashing = hashing,
+            Item::Lapsed => self.lapsed = true,
+        }
+    }
+
+    fn remove(&mut self, key: &ItemKey) {
+        match key {
+            ItemKey::Agent => self.agent = None,
+            ItemKey::Ready => self.ready = false,
+            ItemKey::Draining => self.draining = false,
+            ItemKey::Claim(vip) => {
+                self.claims.remove(vip);
             }
-            ItemChange::Gone(ItemKey::Unable(vip)) => {
-                self.unable.remove(&vip);
+            ItemKey::Unable(vip) => {
+                self.unable.remove(vip);
             }
-            ItemChange::Gone(ItemKey::Mac(segment)) => {
-                self.macs.remove(&segment);
+            ItemKey::Mac(segment) => {
+                self.macs.remove(segment);
             }
-            ItemChange::Gone(ItemKey::Health(probed)) => {
-                self.health.remove(&probed);
+            ItemKey::Health(probed) => {
+                self.health.remove(probed);
             }
-            ItemChange::Gone(ItemKey::Address(address)) => {
-                self.addresses.remove(&address);
+            ItemKey::Address(address) => {
+                self.addresses.remove(address);
             }
-            ItemChange::Gone(ItemKey::Reach(address)) => {
-                self.reach.remove(&address);
+            ItemKey::Reach(address) => {
+                self.reach.remove(address);
             }
-            ItemChange::Gone(ItemKey::Hashing) => self.hashing = HashingInfo::default(),
-            ItemChange::Gone(ItemKey::Lapsed) => self.lapsed = false,
+            ItemKey::Hashing => self.hashing = HashingInfo::default(),
+            ItemKey::Lapsed => self.lapsed = false,
         }
     }
 

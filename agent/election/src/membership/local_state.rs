@@ -4,17 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::membership::{
-    items::{Item, ItemChange, ItemKey, MOST_ITEMS},
+    item_kind::ItemKind,
+    items::{Item, ItemChange, ItemKey},
     wire::{DELTA_OVERHEAD, Delta, DeltaChange, MOST_PAYLOAD, Pull, StateVersion},
 };
 
 /// The most withdrawn keys that are remembered. A peer that has missed a forgotten one starts over.
 const MOST_GONE: usize = 1024;
 
-/// The node has too many items; this one was not published.
+/// The node has too many items of a kind; this one was not published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("more than {MOST_ITEMS} items to publish")]
-pub struct Full;
+#[error("cannot publish more than {most} {kind}", most = .0.most(), kind = .0)]
+pub struct Full(pub ItemKind);
 
 /// The state that this node publishes.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub(super) struct LocalState {
     versions: BTreeMap<ItemKey, u64>,
     /// The versions of the changes that are [`ItemChange::Gone`].
     gone: BTreeSet<u64>,
+    /// The number of items of each kind.
+    counts: BTreeMap<ItemKind, usize>,
     /// The version of the last change that was forgotten.
     forgotten: u64,
 }
@@ -32,7 +35,8 @@ pub(super) struct LocalState {
 impl LocalState {
     pub(super) fn new(run: u64) -> Self {
         let (changes, versions, gone) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { version: StateVersion { run, number: 0 }, changes, versions, gone, forgotten: 0 }
+        let version = StateVersion { run, number: 0 };
+        Self { version, changes, versions, gone, counts: BTreeMap::new(), forgotten: 0 }
     }
 
     /// Returns the latest version.
@@ -47,8 +51,14 @@ impl LocalState {
         match self.last(key) {
             Some(last) if *last == change => return Ok(false),
             Some(ItemChange::Set(_)) => {}
-            _ if self.changes.len() - self.gone.len() >= MOST_ITEMS => return Err(Full),
-            _ => {}
+            _ => {
+                let kind = key.kind();
+                let count = self.counts.entry(kind).or_default();
+                if *count >= kind.most() {
+                    return Err(Full(kind));
+                }
+                *count += 1;
+            }
         }
         self.record(key, change);
         Ok(true)
@@ -60,6 +70,7 @@ impl LocalState {
             return false;
         }
         self.record(key, ItemChange::Gone(key));
+        self.counts.entry(key.kind()).and_modify(|count| *count -= 1);
         self.gone.insert(self.version.number);
         if self.gone.len() > MOST_GONE
             && let Some(oldest) = self.gone.pop_first()

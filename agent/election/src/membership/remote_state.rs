@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::membership::{
-    items::{MOST_ITEMS, State},
-    wire::{Delta, Malformed, Pull, StateVersion},
+    item_kind::ItemKind,
+    items::State,
+    wire::{Delta, Pull, StateVersion},
 };
 
 /// The progress of the copy of a peer's state, without the state itself.
@@ -24,6 +25,16 @@ struct Fresh {
 }
 
 /// The result of applying a delta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Applied {
+    pub(super) progress: Progress,
+    /// The peer's state changed.
+    pub(super) changed: bool,
+    /// The kind of an item for which there was no room.
+    pub(super) refused: Option<ItemKind>,
+}
+
+/// The progress of the copy after a delta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// It does not continue the copy.
@@ -48,13 +59,8 @@ impl RemoteState {
         }
     }
 
-    /// Applies the answer to the last pull to `state`. Also returns whether that changed it.
-    pub(super) fn apply(
-        &mut self,
-        delta: Delta,
-        state: &mut State,
-        now: Duration,
-    ) -> Result<(Progress, bool), Malformed> {
+    /// Applies the answer to the last pull to `state`.
+    pub(super) fn apply(&mut self, delta: Delta, state: &mut State, now: Duration) -> Applied {
         if let Some(begun) = delta.reset {
             let version = StateVersion { run: delta.upto.run, number: 0 };
             self.fresh = Some(Fresh { version, begun, state: State::default() });
@@ -69,19 +75,15 @@ impl RemoteState {
         let gained = delta.upto.number.checked_sub(delta.since).and_then(|gained| usize::try_from(gained).ok());
         let continues = (version.run, version.number) == (delta.upto.run, delta.since);
         if !continues || gained.is_none_or(|gained| gained < least) {
-            return Ok((Progress::Stale, false));
+            return Applied { progress: Progress::Stale, changed: false, refused: None };
         }
-        // It is exceeded by one delta's changes at most.
-        if target.len() > MOST_ITEMS {
-            return Err(Malformed::TooMany);
-        }
-        let mut changed = !readable.is_empty();
+        let (mut changed, mut refused) = (!readable.is_empty(), None);
         for change in readable {
-            target.apply(change, now);
+            refused = target.apply(change, now).err().or(refused);
         }
         *version = delta.upto;
         if delta.more {
-            return Ok((Progress::More, changed && self.fresh.is_none()));
+            return Applied { progress: Progress::More, changed: changed && self.fresh.is_none(), refused };
         }
         if let Some(mut fresh) = self.fresh.take() {
             fresh.state.recall(state);
@@ -89,6 +91,6 @@ impl RemoteState {
             *state = fresh.state;
             self.version = fresh.version;
         }
-        Ok((Progress::Whole, changed))
+        Applied { progress: Progress::Whole, changed, refused }
     }
 }

@@ -15,7 +15,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
-use crate::membership::items::{ItemChange, MOST_ITEMS};
+use crate::membership::{item_kind::ItemKind, items::ItemChange};
 use vipmux_model::Vip;
 
 /// The longest payload, bytes. Sealed, with the longest node name, and with the headers of IPv6 and
@@ -160,7 +160,7 @@ pub enum ElectionMessage {
     },
 }
 
-/// A payload cannot be used. It changed nothing.
+/// A payload cannot be used. It changed nothing, except for [`Malformed::TooMany`].
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
     /// It is longer than any that is sent.
@@ -178,9 +178,9 @@ pub enum Malformed {
     /// SWIM refuses the message.
     #[error("SWIM refuses it")]
     Swim(#[source] foca::Error),
-    /// The sender's state has more than [`MOST_ITEMS`].
-    #[error("more than {MOST_ITEMS} items")]
-    TooMany,
+    /// The sender has too many items of a kind. The last ones are left out, and all else counts.
+    #[error("more than {most} {kind}", most = .0.most(), kind = .0)]
+    TooMany(ItemKind),
 }
 
 impl Wire<'_> {

@@ -7,10 +7,14 @@ use super::{
     together,
 };
 use crate::membership::{
-    AgentInfo, Full, Item, ItemKey, MOST_ITEMS, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
+    AgentInfo, Full, Item, ItemKey, ItemKind, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
     WireVersions,
+    items::ItemChange,
+    remote_state::{Progress, RemoteState},
+    wire::{Delta, DeltaChange, StateVersion},
 };
 use vipmux_model::Vip;
+use vipmux_testing::pages::{FAILOVER, assert_says};
 
 fn vip(number: u16) -> Vip {
     let [high, low] = number.to_be_bytes();
@@ -260,17 +264,82 @@ fn a_copy_is_as_new_as_what_it_answers() {
     assert!(network.peer(1, 0).current.unwrap() <= cut);
 }
 
+fn numbered(number: u32) -> Vip {
+    Vip::new(std::net::Ipv4Addr::from(number).into())
+}
+
+fn failing(number: u32) -> Item {
+    let probed = ProbedPort { address: std::net::Ipv4Addr::from(number).into(), port: 80, check: 1 };
+    Item::Health { probed, up: false }
+}
+
 #[test]
-fn more_items_than_may_be_are_refused() {
+fn a_claim_has_room_whatever_else_a_node_publishes() {
     let mut membership = Membership::new(name(0), 1, super::MembershipSettings::default(), ms(1));
-    for number in 0..u32::try_from(MOST_ITEMS).unwrap() {
-        membership.publish(Item::Unable(Vip::new(std::net::Ipv4Addr::from(number).into())), ms(1)).unwrap();
+    for of_kind in [failing as fn(u32) -> Item, |number| Item::Unable(numbered(number))] {
+        let refused = (0..100_000).find_map(|number| membership.publish(of_kind(number), ms(1)).err());
+        assert!(refused.is_some(), "each kind is bounded");
     }
-    assert_eq!(membership.publish(Item::Ready(true), ms(1)), Err(Full));
-    let some = Vip::new(std::net::Ipv4Addr::from(7).into());
-    membership.publish(Item::Unable(some), ms(1)).unwrap();
-    membership.withdraw(&ItemKey::Unable(some), ms(1));
+    membership.publish(claim(1, 1), ms(1)).unwrap();
     membership.publish(Item::Ready(true), ms(1)).unwrap();
+    membership.publish(Item::Lapsed, ms(1)).unwrap();
+}
+
+#[test]
+fn a_withdrawn_item_makes_room_for_another_one_of_its_kind() {
+    let mut membership = Membership::new(name(0), 1, super::MembershipSettings::default(), ms(1));
+    let most = u32::try_from(ItemKind::Unable.most()).unwrap();
+    (0..most).for_each(|number| membership.publish(Item::Unable(numbered(number)), ms(1)).unwrap());
+    assert_eq!(membership.publish(Item::Unable(numbered(most)), ms(1)), Err(Full(ItemKind::Unable)));
+    membership.publish(Item::Unable(numbered(7)), ms(1)).unwrap();
+    membership.withdraw(&ItemKey::Unable(numbered(7)), ms(1));
+    membership.withdraw(&ItemKey::Unable(numbered(7)), ms(1));
+    membership.publish(Item::Unable(numbered(most)), ms(1)).unwrap();
+    assert!(membership.publish(Item::Unable(numbered(7)), ms(1)).is_err());
+}
+
+#[test]
+fn a_peer_that_publishes_without_end_takes_bounded_memory_and_its_claims_count() {
+    let (mut remote, mut state) = (RemoteState::default(), State::default());
+    let mut number = 0;
+    let mut receive = |items: Vec<Item>| {
+        let (since, upto) = (number, number + items.len() as u64);
+        number = upto;
+        let changes = items.into_iter().map(|item| DeltaChange(Some(ItemChange::Set(item)))).collect();
+        let upto = StateVersion { run: 0, number: upto };
+        let applied =
+            remote.apply(Delta { asked: 1, upto, since, reset: None, more: false, changes }, &mut state, ms(1));
+        assert_eq!(applied.progress, Progress::Whole);
+        applied.refused
+    };
+    let addresses = (0..100).map(|number| Item::Address(numbered(number).address()));
+    assert_eq!(receive(addresses.collect()), Some(ItemKind::Address));
+    assert_eq!(receive((0..100_000).map(failing).collect()), Some(ItemKind::Health));
+    assert_eq!(receive((0..100_000).map(|number| Item::Unable(numbered(number))).collect()), Some(ItemKind::Unable));
+    assert_eq!(receive(vec![claim(1, 1), Item::Lapsed]), None);
+    let endless = (0..100_000).map(|number| Item::Claim { vip: numbered(number), epoch: 1, why: Why::First });
+    assert_eq!(receive(endless.collect()), Some(ItemKind::Claim));
+    assert!(state.lapsed && state.claims.contains_key(&vip(1)));
+    let counts = [state.addresses.len(), state.health.len(), state.unable.len(), state.claims.len()];
+    let kinds = [ItemKind::Address, ItemKind::Health, ItemKind::Unable, ItemKind::Claim];
+    assert_eq!(counts, kinds.map(ItemKind::most));
+}
+
+#[test]
+fn each_vip_of_a_kernel_has_room_for_a_claim_and_the_page_has_the_limits() {
+    let vips = vipmux_common::abi::capacity::VIPS as usize;
+    assert!(ItemKind::Claim.most() >= vips && ItemKind::Unable.most() >= vips);
+    for (kind, text) in [
+        (ItemKind::Claim, "24,576 VIPs that it leads"),
+        (ItemKind::Unable, "24,576 VIPs that it cannot announce"),
+        (ItemKind::Health, "16,000 failing probes"),
+        (ItemKind::Mac, "32 MACs"),
+        (ItemKind::Address, "64 addresses"),
+    ] {
+        assert_says(FAILOVER, text);
+        let figure: String = text.chars().take_while(|char| *char != ' ').filter(char::is_ascii_digit).collect();
+        assert_eq!(figure, kind.most().to_string());
+    }
 }
 
 #[test]
