@@ -8,7 +8,8 @@
 //! a [`Problem`](vipmux_model::objects::Problem), and its last good version stays in force.
 //!
 //! While the API server is away everything stays as it was. A watch that comes back continues where
-//! it was, or lists all objects again. Objects that went in the meantime are removed then.
+//! it was, or lists all objects again. The objects of before stay in force until the list is complete. Then
+//! all that changed meanwhile counts at once.
 
 mod discovery;
 mod kind_watch;

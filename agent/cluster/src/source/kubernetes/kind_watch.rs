@@ -27,7 +27,7 @@ use self::{
 };
 use super::{
     Consumer,
-    discovery::Discovery,
+    discovery::{Discovery, Presence},
     outage::{Outage, Retries},
     prune::prune,
 };
@@ -55,7 +55,7 @@ pub(super) struct WatchUpdate {
 
 #[derive(Debug)]
 pub(super) enum ObjectChange {
-    /// A list starts. Objects that are not in it are gone.
+    /// A list starts. Objects that are not in it are gone. None of it counts before it is complete.
     ListBegan,
     /// The object exists with this content, or cannot be used.
     Exists(Identity, Result<Object, Vec<Problem>>),
@@ -85,6 +85,8 @@ pub(super) struct KindWatch {
     logged: Option<(String, Instant)>,
     /// The last log line says that the watch fails, or that the kind does not exist.
     failing: bool,
+    /// The objects were listed once, or there are none.
+    listed: bool,
 }
 
 type Events = BoxStream<'static, watcher::Result<watcher::Event<DynamicObject>>>;
@@ -115,6 +117,7 @@ impl KindWatch {
             retries,
             logged: None,
             failing: false,
+            listed: false,
         }
     }
 
@@ -137,10 +140,13 @@ impl KindWatch {
                     stream = self.watch();
                     true
                 }
-                Err(error) if self.kind.is_custom() && status(&error) == Some(404) && self.is_absent().await => {
+                Err(error)
+                    if self.kind.is_custom()
+                        && status(&error) == Some(404)
+                        && self.presence().await != Presence::Served =>
+                {
                     self.retries.end();
-                    let alive = self.report_absent().await;
-                    self.wait_until_served().await;
+                    let alive = self.await_presence().await;
                     // A kind that was created again has new objects, so it is listed again.
                     stream = self.watch();
                     alive
@@ -194,7 +200,7 @@ impl KindWatch {
                 ObjectChange::ListBegan
             }
             watcher::Event::InitDone => {
-                self.streaming = false;
+                (self.streaming, self.listed) = (false, true);
                 ObjectChange::ListEnded
             }
             watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
@@ -230,19 +236,30 @@ impl KindWatch {
         Some((identity, object))
     }
 
-    /// Returns whether the API server does not have the kind.
-    async fn is_absent(&self) -> bool {
-        self.discovery.lacks(&resource(self.kind)).await
+    /// Returns whether the API server has the kind.
+    async fn presence(&self) -> Presence {
+        self.discovery.presence(&resource(self.kind)).await
     }
 
-    /// Waits until the API server may have the kind.
-    async fn wait_until_served(&self) {
+    /// Reports that the kind is not served, and waits until that may have changed. Returns whether somebody
+    /// listens.
+    async fn await_presence(&mut self) -> bool {
+        let presence = self.presence().await;
+        let alive = match &presence {
+            Presence::Served => return true,
+            Presence::Absent => self.report_absent().await,
+            Presence::OtherVersion(served) => self.report_other_version(served).await,
+        };
         for check in 0_u32.. {
+            if !alive {
+                break;
+            }
             sleep(absent_retry(check)).await;
-            if !self.is_absent().await {
-                return;
+            if self.presence().await != presence {
+                break;
             }
         }
+        alive
     }
 
     /// Reports that there are no objects, since the API server does not have the kind.
@@ -250,6 +267,26 @@ impl KindWatch {
         if self.kind.is_own() && !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(kind = self.kind.name(), "API server does not have this kind, its CRD is not installed");
         }
+        self.report_none().await
+    }
+
+    /// Reports that the kind's objects cannot be read. Those that were listed stay in force. At the start, all
+    /// else must not wait for them.
+    async fn report_other_version(&mut self, served: &str) -> bool {
+        if !std::mem::replace(&mut self.failing, true) {
+            let (kind, read) = (self.kind.name(), self.kind.api_version());
+            tracing::warn!(
+                kind,
+                served,
+                read,
+                "API server has this kind in another version only, its last state stays in force"
+            );
+        }
+        self.listed || self.report_none().await
+    }
+
+    async fn report_none(&mut self) -> bool {
+        self.listed = true;
         for change in [ObjectChange::ListBegan, ObjectChange::ListEnded] {
             if self.events.send(WatchUpdate { kind: self.kind, change }).await.is_err() {
                 return false;
@@ -313,3 +350,6 @@ fn is_silence(error: &watcher::Error) -> bool {
     let mut causes = successors(Some::<&(dyn Error + 'static)>(error), |error| Error::source(*error));
     causes.any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut))
 }
+
+#[cfg(test)]
+mod tests;

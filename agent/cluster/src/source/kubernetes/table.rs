@@ -19,41 +19,53 @@ pub(super) struct ObjectTable {
     /// Everything that the API server has, by kind. Includes malformed objects.
     known: BTreeMap<Kind, BTreeSet<Identity>>,
     /// The objects of a list that is in progress, by kind.
-    listing: BTreeMap<Kind, BTreeSet<Identity>>,
+    listing: BTreeMap<Kind, Listing>,
     /// Kinds that were listed once, or that the API server does not have.
     listed: BTreeSet<Kind>,
     problems: BTreeMap<Identity, Vec<Problem>>,
 }
+
+/// The objects of a list so far; `None`: as they are in force. The list counts when it is complete: in a part of
+/// it, old and new objects are together, such as a pool and another one that took its place.
+type Listing = BTreeMap<Identity, Option<Result<Object, Vec<Problem>>>>;
 
 impl ObjectTable {
     /// Applies an update. Returns whether the snapshot changed.
     pub(super) fn apply(&mut self, WatchUpdate { kind, change }: WatchUpdate) -> bool {
         match change {
             ObjectChange::ListBegan => {
-                self.listing.insert(kind, BTreeSet::new());
+                self.listing.insert(kind, Listing::new());
                 false
             }
             ObjectChange::Exists(identity, object) => {
-                if let Some(listing) = self.listing.get_mut(&kind) {
-                    listing.insert(identity.clone());
-                }
-                self.known.entry(kind).or_default().insert(identity.clone());
-                self.put(&identity, object)
+                let Some(listing) = self.listing.get_mut(&kind) else { return self.put(kind, identity, object) };
+                // A list of what did not change takes little memory.
+                let same = object.as_ref().is_ok_and(|object| object.is_in(&identity, &self.objects));
+                let same = same && !self.problems.contains_key(&identity);
+                listing.insert(identity, (!same).then_some(object));
+                false
             }
-            ObjectChange::Gone(identity) => {
-                if let Some(listing) = self.listing.get_mut(&kind) {
+            ObjectChange::Gone(identity) => match self.listing.get_mut(&kind) {
+                Some(listing) => {
                     listing.remove(&identity);
+                    false
                 }
-                self.remove(kind, &identity)
-            }
+                None => self.remove(kind, &identity),
+            },
             ObjectChange::ListEnded => {
-                let seen = self.listing.remove(&kind).unwrap_or_default();
-                let gone: Vec<_> =
-                    self.known.get(&kind).into_iter().flatten().filter(|it| !seen.contains(*it)).cloned().collect();
+                let listing = self.listing.remove(&kind).unwrap_or_default();
+                let mut changed = self.listed.insert(kind);
+                let known = self.known.get(&kind).into_iter().flatten();
+                let gone: Vec<_> = known.filter(|identity| !listing.contains_key(*identity)).cloned().collect();
                 for identity in &gone {
-                    self.remove(kind, identity);
+                    changed |= self.remove(kind, identity);
                 }
-                self.listed.insert(kind) || !gone.is_empty()
+                for (identity, object) in listing {
+                    if let Some(object) = object {
+                        changed |= self.put(kind, identity, object);
+                    }
+                }
+                changed
             }
         }
     }
@@ -70,13 +82,14 @@ impl ObjectTable {
         Objects { problems, ..self.objects.clone() }
     }
 
-    fn put(&mut self, identity: &Identity, object: Result<Object, Vec<Problem>>) -> bool {
+    fn put(&mut self, kind: Kind, identity: Identity, object: Result<Object, Vec<Problem>>) -> bool {
+        self.known.entry(kind).or_default().insert(identity.clone());
         match object {
             Ok(object) => {
-                let repaired = self.problems.remove(identity).is_some();
-                let same = object.is_in(identity, &self.objects);
+                let repaired = self.problems.remove(&identity).is_some();
+                let same = object.is_in(&identity, &self.objects);
                 if !same {
-                    object.put(identity, &mut self.objects);
+                    object.put(&identity, &mut self.objects);
                 }
                 repaired || !same
             }
@@ -86,8 +99,8 @@ impl ObjectTable {
                         problem.message.push_str("; the last good version stays in force");
                     }
                 }
-                let same = self.problems.get(identity) == Some(&problems);
-                self.problems.insert(identity.clone(), problems);
+                let same = self.problems.get(&identity) == Some(&problems);
+                self.problems.insert(identity, problems);
                 !same
             }
         }

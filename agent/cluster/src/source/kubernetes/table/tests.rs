@@ -92,11 +92,78 @@ fn an_object_that_went_unnoticed_is_removed_by_the_next_list_and_not_before() {
 fn a_list_that_starts_again_forgets_the_first_half() {
     let mut table = listed();
     table.apply(is(ObjectChange::ListBegan));
-    table.apply(there(Kind::Service, service("a", 80)));
+    table.apply(there(Kind::Service, service("a", 81)));
+    table.apply(there(Kind::Service, service("c", 80)));
     table.apply(is(ObjectChange::ListBegan));
     table.apply(there(Kind::Service, service("b", 80)));
     assert!(table.apply(is(ObjectChange::ListEnded)));
     assert_eq!(names(&table), ["b"]);
+}
+
+/// A pool of each kind that has pools.
+fn pool(kind: Kind, name: &str, range: &str) -> WatchUpdate {
+    there(kind, json!({"metadata": {"name": name, "namespace": "x"}, "spec": {"addresses": [range]}}))
+}
+
+/// Each object of a list that was applied at once showed old and new objects together for a moment: a pool
+/// that another one replaces overlaps it, and the first copy of a MetalLB pool in a list need not be the one
+/// that counts.
+#[test]
+fn no_object_of_a_list_counts_before_the_list_is_complete() {
+    let mut table = listed();
+    for kind in [Kind::VipPool, Kind::IpAddressPool] {
+        table.apply(pool(kind, "old", "192.0.2.0/28"));
+        table.apply(pool(kind, "lan", "198.51.100.0/28"));
+    }
+    let node = |ready: &str| {
+        let conditions = json!([{"type": "NetworkUnavailable", "status": ready}]);
+        json!({"metadata": {"name": "n1"}, "status": {"conditions": conditions}})
+    };
+    table.apply(there(Kind::Node, node("False")));
+    let before = table.snapshot();
+    let list = |kind: Kind| match kind {
+        Kind::Service => vec![there(kind, service("a", 81)), there(kind, service("c", 80))],
+        Kind::Node => vec![there(kind, node("True"))],
+        // The first one is a newer copy of `lan`, which the older one then replaces. One is malformed.
+        Kind::VipPool | Kind::IpAddressPool => vec![
+            pool(kind, "lan", "203.0.113.0/28"),
+            pool(kind, "new", "192.0.2.0/27"),
+            pool(kind, "lan", "198.51.100.0/28"),
+            pool(kind, "bad", "nonsense"),
+        ],
+        _ => Vec::new(),
+    };
+    for kind in Kind::ALL {
+        let ended = WatchUpdate { kind, change: ObjectChange::ListEnded };
+        assert!(!table.apply(WatchUpdate { kind, change: ObjectChange::ListBegan }));
+        let before_list = table.snapshot();
+        for update in list(kind) {
+            assert!(!table.apply(update), "{kind:?}");
+            assert_eq!(table.snapshot(), before_list, "{kind:?}");
+        }
+        let changes = !list(kind).is_empty();
+        assert_eq!(table.apply(ended), changes, "{kind:?}");
+        assert_eq!(table.snapshot() != before_list, changes, "{kind:?}");
+    }
+    let after = table.snapshot();
+    assert_eq!(names(&table), ["a", "c"]);
+    assert_eq!(after.vip_pools.keys().collect::<Vec<_>>(), ["lan", "new"]);
+    assert!(Arc::ptr_eq(&before.address_pools["lan"], &after.address_pools["lan"]), "what did not change is shared");
+    assert!(Arc::ptr_eq(&before.vip_pools["lan"], &after.vip_pools["lan"]));
+    assert_eq!(after.problems.len(), 1);
+}
+
+#[test]
+fn an_object_that_is_deleted_during_a_list_is_not_in_it() {
+    let mut table = listed();
+    table.apply(is(ObjectChange::ListBegan));
+    table.apply(there(Kind::Service, service("a", 80)));
+    table.apply(there(Kind::Service, service("c", 80)));
+    assert!(!table.apply(gone("c")));
+    assert!(!table.apply(gone("a")));
+    assert_eq!(names(&table), ["a", "b"]);
+    assert!(table.apply(is(ObjectChange::ListEnded)));
+    assert_eq!(names(&table), [""; 0]);
 }
 
 #[test]
