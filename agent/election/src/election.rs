@@ -217,6 +217,11 @@ impl Election {
         self.fence = Fence::new(self.settings.lease, self.mutated);
     }
 
+    /// Returns whether this node may answer at `now`.
+    pub fn may_answer(&self, now: Duration) -> bool {
+        self.fence.is_open(now)
+    }
+
     /// Returns whether this node may answer at `now`, and only because its record in the store says so.
     pub fn uses_store_evidence(&self, peers: &Peers, now: Duration) -> bool {
         self.fence.is_open(now) && self.fence.rests_on_record(peers.evidence)

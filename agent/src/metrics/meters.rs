@@ -375,7 +375,7 @@ impl Meters {
             StoreOperation::Read(_) => "read",
             StoreOperation::Swap { .. } => "swap",
             StoreOperation::Delete { .. } => "delete",
-            StoreOperation::ReadRecord(_) => "read_record",
+            StoreOperation::ReadRecord { .. } => "read_record",
             StoreOperation::SwapRecord { .. } => "swap_record",
             StoreOperation::Survey => "survey",
         };

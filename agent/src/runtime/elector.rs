@@ -219,7 +219,7 @@ impl Elector {
                 Input::Surveyed { asked, leases: None }
             }
             (StoreOperation::Delete { .. }, _) => return Ok(Vec::new()),
-            (StoreOperation::ReadRecord(node) | StoreOperation::SwapRecord { node, .. }, result) => {
+            (StoreOperation::ReadRecord { node, .. } | StoreOperation::SwapRecord { node, .. }, result) => {
                 let outcome = match result {
                     Ok(store::StoreOutcome::Record(record)) => RecordOutcome::Read(record),
                     Ok(store::StoreOutcome::Swapped(Swapped::Done(version))) => RecordOutcome::Swapped(version),
@@ -318,10 +318,14 @@ impl Elector {
             Command::Delete { vip, version } => {
                 self.store.begin(StoreOperation::Delete { vip: *vip, version: version.clone() }, now);
             }
-            Command::ReadRecord(node) => self.operate_record(node, StoreOperation::ReadRecord(node.clone()), now),
+            Command::ReadRecord(node) => {
+                let urgent = self.is_urgent(node, now);
+                self.operate_record(node, StoreOperation::ReadRecord { node: node.clone(), urgent }, now);
+            }
             Command::SwapRecord { node, expected, content } => {
-                let (expected, content) = (expected.clone(), content.clone());
-                self.operate_record(node, StoreOperation::SwapRecord { node: node.clone(), expected, content }, now);
+                let (urgent, expected, content) = (self.is_urgent(node, now), expected.clone(), content.clone());
+                let operation = StoreOperation::SwapRecord { node: node.clone(), urgent, expected, content };
+                self.operate_record(node, operation, now);
             }
             Command::Survey => {
                 if !self.store.begin(StoreOperation::Survey, now) {
@@ -350,6 +354,12 @@ impl Elector {
             self.latest.remove(&vip);
             self.pending.push(Input::Stored { vip, outcome: LeaseOutcome::Unavailable });
         }
+    }
+
+    /// Returns whether an operation on this record may be what this node answers by after its deadline. Once the
+    /// deadline has passed, the operation saves nothing.
+    fn is_urgent(&self, node: &NodeName, now: Duration) -> bool {
+        *node == self.local && self.election.may_answer(now)
     }
 
     fn operate_record(&mut self, node: &NodeName, operation: StoreOperation, asked: Duration) {

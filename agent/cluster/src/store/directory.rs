@@ -126,8 +126,8 @@ impl Folder {
 
     fn run(&self, operation: StoreOperation, deadline: Instant) -> Result<StoreOutcome, StoreError> {
         match operation {
-            StoreOperation::ReadRecord(node) => self.read_record(&node).map(StoreOutcome::Record),
-            StoreOperation::SwapRecord { node, expected, content } => {
+            StoreOperation::ReadRecord { node, .. } => self.read_record(&node).map(StoreOutcome::Record),
+            StoreOperation::SwapRecord { node, expected, content, .. } => {
                 self.swap_record(&node, expected.as_ref(), &content, deadline).map(StoreOutcome::Swapped)
             }
             StoreOperation::Read(vip) => self.read(vip).map(StoreOutcome::Read),

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::{
     Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreOperation, StoreOutcome, Survey, Swapped,
-    Version, lease_object, operations::OPERATION_TIMEOUT, retry_after,
+    Version, lease_object, operations::OPERATION_TIMEOUT, retry_after::PacedClients,
 };
 use crate::access::ClusterClient;
 use vipmux_common::abi::Mac;
@@ -29,6 +29,8 @@ use vipmux_model::{NodeName, Vip};
 #[derive(Clone, Debug)]
 pub struct KubernetesStore {
     leases: Box<Api<Object>>,
+    /// Ignores `Retry-After`.
+    urgent: Box<Api<Object>>,
     /// The time limit of a request.
     request_timeout: Duration,
 }
@@ -36,10 +38,14 @@ pub struct KubernetesStore {
 impl KubernetesStore {
     /// Returns the store for vipmux's namespace.
     pub fn new(cluster: &ClusterClient) -> Self {
-        Self {
-            leases: Box::new(Api::namespaced(retry_after::obeying(cluster.client.clone()), &cluster.namespace)),
-            request_timeout: OPERATION_TIMEOUT,
-        }
+        let PacedClients { obeying, urgent } = PacedClients::new(&cluster.client);
+        let leases = |client| Box::new(Api::namespaced(client, &cluster.namespace));
+        Self { leases: leases(obeying), urgent: leases(urgent), request_timeout: OPERATION_TIMEOUT }
+    }
+
+    /// Returns the store for an operation of this urgency.
+    fn with_urgency(&self, urgent: bool) -> Self {
+        Self { leases: if urgent { self.urgent.clone() } else { self.leases.clone() }, ..self.clone() }
     }
 
     /// Returns the store with another time limit for requests.
@@ -193,9 +199,12 @@ impl LeaseStore for KubernetesStore {
                 self.swap(vip, expected.as_ref(), &holder, epoch).await.map(StoreOutcome::Swapped)
             }
             StoreOperation::Delete { vip, version } => self.delete(vip, &version).await.map(StoreOutcome::Deleted),
-            StoreOperation::ReadRecord(node) => self.read_record(&node).await.map(StoreOutcome::Record),
-            StoreOperation::SwapRecord { node, expected, content } => {
-                self.swap_record(&node, expected.as_ref(), &content).await.map(StoreOutcome::Swapped)
+            StoreOperation::ReadRecord { node, urgent } => {
+                self.with_urgency(urgent).read_record(&node).await.map(StoreOutcome::Record)
+            }
+            StoreOperation::SwapRecord { node, urgent, expected, content } => {
+                let store = self.with_urgency(urgent);
+                store.swap_record(&node, expected.as_ref(), &content).await.map(StoreOutcome::Swapped)
             }
             StoreOperation::Survey => self.survey().await.map(StoreOutcome::Surveyed),
         }

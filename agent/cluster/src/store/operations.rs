@@ -47,11 +47,18 @@ pub enum StoreOperation {
         version: Version,
     },
     /// Returns a node's record.
-    ReadRecord(NodeName),
+    ReadRecord {
+        /// The node.
+        node: NodeName,
+        /// It is this node's own record, and the node answers for VIPs no longer than the evidence that this is for.
+        urgent: bool,
+    },
     /// Writes a node's record, if it has the version `expected`.
     SwapRecord {
         /// The node.
         node: NodeName,
+        /// As in [`StoreOperation::ReadRecord`].
+        urgent: bool,
         /// The version that its record must have; `None`: it must have none.
         expected: Option<Version>,
         /// The new content.
@@ -60,6 +67,13 @@ pub enum StoreOperation {
     /// Returns all Leases. With files that costs little if none changed since the last time. An API
     /// server sends all of them.
     Survey,
+}
+
+impl StoreOperation {
+    /// Returns whether the operation waits neither for others nor for the time that an API server asks for.
+    const fn is_urgent(&self) -> bool {
+        matches!(self, Self::ReadRecord { urgent: true, .. } | Self::SwapRecord { urgent: true, .. })
+    }
 }
 
 /// The result of a [`StoreOperation`] of the same name.
@@ -97,8 +111,10 @@ pub struct StoreOperations<S> {
     slots: Arc<Semaphore>,
     /// Surveys do not wait behind others.
     survey: Arc<Semaphore>,
-    /// Operations on nodes' records do not wait behind those on Leases: the fence waits for them.
+    /// Operations on nodes' records do not wait behind those on Leases: takeovers wait for them.
     records: Arc<Semaphore>,
+    /// Urgent operations wait for nobody. There is one at a time, and beside it those that were given up.
+    urgent: Arc<Semaphore>,
     operation_timeout: Duration,
     queue_timeout: Duration,
 }
@@ -115,6 +131,7 @@ impl<S: LeaseStore> StoreOperations<S> {
             slots: permits(MAX_CONCURRENT),
             survey: permits(1),
             records: permits(MAX_CONCURRENT),
+            urgent: permits(MAX_CONCURRENT),
             operation_timeout: OPERATION_TIMEOUT,
             queue_timeout: QUEUE_TIMEOUT,
         };
@@ -124,24 +141,26 @@ impl<S: LeaseStore> StoreOperations<S> {
     /// Starts an operation. Its report has the time `now` (`CLOCK_BOOTTIME`).
     ///
     /// Returns whether there will be a report. There is none if a survey is requested while another
-    /// is in progress, also one that was given up, or if thousands of operations are outstanding.
-    /// Must be called within a tokio runtime.
+    /// is in progress, also one that was given up, if thousands of operations are outstanding, or if several
+    /// urgent ones are. Must be called within a tokio runtime.
     pub fn begin(&self, operation: StoreOperation, now: Duration) -> bool {
-        let permits = if operation == StoreOperation::Survey { &self.survey } else { &self.outstanding };
-        let Ok(permit) = Arc::clone(permits).try_acquire_owned() else { return false };
-        let slots = match operation {
-            StoreOperation::ReadRecord(_) | StoreOperation::SwapRecord { .. } => &self.records,
-            _ => &self.slots,
+        let (permits, slots) = match operation {
+            StoreOperation::Survey => (&self.survey, None),
+            _ if operation.is_urgent() => (&self.urgent, None),
+            StoreOperation::ReadRecord { .. } | StoreOperation::SwapRecord { .. } => {
+                (&self.outstanding, Some(&self.records))
+            }
+            _ => (&self.outstanding, Some(&self.slots)),
         };
-        let (store, slots, reports) = (Arc::clone(&self.store), Arc::clone(slots), self.reports.clone());
+        let Ok(permit) = Arc::clone(permits).try_acquire_owned() else { return false };
+        let (store, slots, reports) = (Arc::clone(&self.store), slots.cloned(), self.reports.clone());
         let (operation_timeout, queue_timeout) = (self.operation_timeout, self.queue_timeout);
         // Ends within both time limits after its report was taken. Nobody has to wait for it. It is not
         // supervised: only the store can panic, which is the operation's error.
         tokio::spawn(async move {
-            let (outstanding, slot) = if operation == StoreOperation::Survey {
-                (None, Ok(permit))
-            } else {
-                (Some(permit), wait_for_slot(slots, queue_timeout).await)
+            let (outstanding, slot) = match slots {
+                Some(slots) => (Some(permit), wait_for_slot(slots, queue_timeout).await),
+                None => (None, Ok(permit)),
             };
             let result = match slot {
                 Ok(slot) => perform(store, operation.clone(), slot, operation_timeout).await,

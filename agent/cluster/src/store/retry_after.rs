@@ -1,5 +1,5 @@
 //! Obeys `Retry-After` (RFC 9110, section 10.2.3): an API server that has too much to do asks its
-//! clients to wait.
+//! clients to wait. A node whose evidence rests on its record does not wait with it.
 
 use std::{
     io,
@@ -14,16 +14,38 @@ use tower::service_fn;
 /// The longest wait. A larger value is a mistake of a proxy, and VIPs depend on the store.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Returns a client that sends nothing for as long as the last refusal asks for. Meanwhile its requests
-/// fail at once.
-pub(super) fn obeying(client: Client) -> Client {
+type NotBefore = Arc<Mutex<Option<Instant>>>;
+
+/// The clients of one store.
+pub(super) struct PacedClients {
+    /// Sends nothing for as long as the last refusal asks for. Meanwhile its requests fail at once.
+    pub(super) obeying: Client,
+    /// Sends at any time, for a node whose evidence lapses before the wait is over. Others would then take its
+    /// VIPs, which costs the API server far more than the one request. The election bounds these requests: a
+    /// node sends one at a time, less often after each failure, and none once it has stopped to answer.
+    ///
+    /// The refusals that this client gets count for the other one.
+    pub(super) urgent: Client,
+}
+
+impl PacedClients {
+    /// Returns clients that send by this one.
+    pub(super) fn new(client: &Client) -> Self {
+        let not_before = NotBefore::default();
+        Self {
+            obeying: paced(client.clone(), Arc::clone(&not_before), true),
+            urgent: paced(client.clone(), not_before, false),
+        }
+    }
+}
+
+fn paced(client: Client, not_before: NotBefore, obeys: bool) -> Client {
     let namespace = client.default_namespace().to_owned();
-    let not_before = Arc::new(Mutex::new(None));
     let send = move |request: Request<Body>| {
         let (client, not_before) = (client.clone(), Arc::clone(&not_before));
         async move {
             let lock = || not_before.lock().unwrap_or_else(PoisonError::into_inner);
-            if lock().is_some_and(|end| Instant::now() < end) {
+            if obeys && lock().is_some_and(|end| Instant::now() < end) {
                 let source = io::Error::other("the API server has asked to wait (Retry-After)");
                 return Err(kube::Error::Service(source.into()));
             }
@@ -52,8 +74,8 @@ mod tests {
 
     use super::*;
 
-    /// A client whose server always answers so, and the number of requests that it has got.
-    fn client(status: u16, retry_after: &'static str) -> (Client, Arc<AtomicUsize>) {
+    /// Clients whose server always answers so, and the number of requests that it has got.
+    fn clients(status: u16, retry_after: &'static str) -> (PacedClients, Arc<AtomicUsize>) {
         let requests = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&requests);
         let answer = move |_: Request<Body>| {
@@ -61,7 +83,12 @@ mod tests {
             let response = Response::builder().status(status).header(RETRY_AFTER, retry_after).body(Body::empty());
             async move { response }
         };
-        (obeying(Client::new(service_fn(answer), "default")), requests)
+        (PacedClients::new(&Client::new(service_fn(answer), "default")), requests)
+    }
+
+    fn client(status: u16, retry_after: &'static str) -> (Client, Arc<AtomicUsize>) {
+        let (clients, requests) = clients(status, retry_after);
+        (clients.obeying, requests)
     }
 
     async fn send(client: &Client) -> bool {
@@ -76,6 +103,17 @@ mod tests {
             assert!(!send(&client).await && !send(&client).await);
             assert_eq!(requests.load(Ordering::Relaxed), 1, "{status}");
         }
+    }
+
+    #[tokio::test]
+    async fn urgent_requests_do_not_wait_and_their_refusals_count_for_others() {
+        let (PacedClients { obeying, urgent }, requests) = clients(429, "10");
+        assert!(send(&urgent).await && !send(&obeying).await);
+        assert!(send(&urgent).await && send(&urgent).await);
+        assert_eq!(requests.load(Ordering::Relaxed), 3);
+        let (PacedClients { obeying, urgent }, requests) = clients(429, "10");
+        assert!(send(&obeying).await && !send(&obeying).await && send(&urgent).await);
+        assert_eq!(requests.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]

@@ -13,17 +13,19 @@ const SHORT: Duration = Duration::from_millis(50);
 /// Far beyond what a slow disk takes; only a failing test waits for it.
 const LONG: Duration = Duration::from_mins(1);
 
-/// Answers surveys and reads of IPv6 addresses, panics at deletions, and answers nothing else.
+/// Answers surveys, reads of IPv6 addresses and urgent operations, panics at deletions, and answers nothing else.
 struct UnresponsiveStore;
 
 impl LeaseStore for UnresponsiveStore {
     async fn run(&self, operation: StoreOperation) -> Result<StoreOutcome, StoreError> {
         match operation {
             StoreOperation::Read(vip) if vip.address().is_ipv6() => Ok(StoreOutcome::Read(None)),
-            StoreOperation::Read(_) | StoreOperation::Swap { .. } | StoreOperation::SwapRecord { .. } => {
-                pending().await
-            }
-            StoreOperation::ReadRecord(_) => Ok(StoreOutcome::Record(None)),
+            StoreOperation::ReadRecord { urgent: true, .. } => Ok(StoreOutcome::Record(None)),
+            StoreOperation::SwapRecord { urgent: true, .. } => Ok(StoreOutcome::Swapped(Swapped::Conflict)),
+            StoreOperation::Read(_)
+            | StoreOperation::Swap { .. }
+            | StoreOperation::ReadRecord { .. }
+            | StoreOperation::SwapRecord { .. } => pending().await,
             StoreOperation::Delete { .. } => panic!("a fault of the store"),
             StoreOperation::Survey => Ok(StoreOutcome::Surveyed(Survey::default())),
         }
@@ -105,6 +107,42 @@ async fn an_operation_without_an_answer_is_given_up_and_keeps_its_slot() {
     assert!(operations.begin(StoreOperation::Survey, NOW));
     let result = reports.recv().await.unwrap().result;
     assert!(matches!(result, Ok(StoreOutcome::Surveyed(_))), "surveys wait for nobody: {result:?}");
+}
+
+fn read_record(urgent: bool) -> StoreOperation {
+    StoreOperation::ReadRecord { node: node_name("n1"), urgent }
+}
+
+/// Without it, the node would stop to answer for its VIPs.
+#[tokio::test]
+async fn an_urgent_operation_waits_behind_no_other() {
+    let (operations, mut reports) = StoreOperations::new(UnresponsiveStore);
+    // Records of other nodes occupy all slots, and thousands of operations wait for one.
+    for _ in 0..MAX_OUTSTANDING / 2 {
+        assert!(operations.begin(read_record(false), NOW));
+        assert!(operations.begin(StoreOperation::Read(vip4(1)), NOW));
+    }
+    assert!(!operations.begin(read_record(false), NOW));
+    for _ in 0..3 * MAX_CONCURRENT {
+        assert!(operations.begin(read_record(true), NOW));
+        let report = loop {
+            let report = reports.recv().await.unwrap();
+            if report.operation.is_urgent() {
+                break report;
+            }
+        };
+        assert!(matches!(report.result, Ok(StoreOutcome::Record(None))), "{report:?}");
+    }
+}
+
+#[tokio::test]
+async fn urgent_operations_that_are_not_answered_are_bounded() {
+    let (operations, mut reports) = impatient(BlockedStore);
+    for _ in 0..MAX_CONCURRENT {
+        assert!(operations.begin(read_record(true), NOW));
+        assert!(is_late(&reports.recv().await.unwrap()));
+    }
+    assert!(!operations.begin(read_record(true), NOW), "they may still occupy threads");
 }
 
 #[tokio::test]

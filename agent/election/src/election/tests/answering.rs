@@ -489,3 +489,30 @@ fn a_store_that_refuses_is_asked_for_evidence_less_and_less_often() {
     assert!(last.iter().all(|pause| (8..=10).contains(pause)), "heartbeats between questions: {pauses:?}");
     assert!(pauses[..4].is_sorted(), "{pauses:?}");
 }
+
+/// An API server that has too much to do refuses a request now and then (429).
+#[test]
+fn a_refused_confirmation_is_repeated_before_the_evidence_lapses() {
+    for (mut bench, promise) in [(alone(), LEASE), (half(), ms(2_000))] {
+        if promise == LEASE {
+            bench.give(recorded("a", bench.now, confirmed("r0")));
+        }
+        bench.recorded();
+        let deadline = bench.election.fence.deadline.unwrap();
+        assert_eq!(deadline, bench.now + promise);
+        bench.later(promise / 2).give(Input::Tick { carrier: true });
+        assert_eq!(bench.recorded(), ["read a"]);
+        bench.give(recorded("a", bench.now, RecordOutcome::Unavailable));
+        let next = bench.election.next().unwrap();
+        assert!(next > bench.now && next + LEASE / 6 <= deadline, "{promise:?}: it has time to be answered");
+        bench.now = next;
+        assert!(bench.election.may_answer(next));
+        bench.give(Input::Peers);
+        assert_eq!(bench.recorded(), ["read a"]);
+        let content = RecordContent { standing: RecordStanding::Confirmed, promise };
+        let record = NodeRecord { content, version: version("r1") };
+        bench.give(recorded("a", next, RecordOutcome::Read(Some(record))));
+        assert_eq!(bench.election.fence.deadline, Some(next + promise));
+        assert_eq!(bench.role(), Role::Leading);
+    }
+}
