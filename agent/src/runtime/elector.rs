@@ -3,8 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::Arc,
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -23,6 +23,7 @@ use super::{
     kernel::{HeardAnnouncement, Kernel, KernelError, boottime},
     key_conflict::KeyConflict,
     leadership_faults::missing,
+    log_limit::LogLimit,
     peer_versions::{self, VersionCounts},
     warnings::log_changes,
 };
@@ -63,6 +64,7 @@ pub(super) struct Elector {
     /// The problems of the Leases, as last logged.
     faults: BTreeSet<String>,
     keys: KeyConflict,
+    full_log: Mutex<LogLimit>,
 }
 
 impl Elector {
@@ -118,6 +120,7 @@ impl Elector {
             pending,
             faults,
             keys,
+            full_log: Mutex::default(),
         };
         Ok((elector, reports))
     }
@@ -306,7 +309,7 @@ impl Elector {
             Command::Send { to, message } => membership.send_message(to, *message),
             Command::Publish(item) => {
                 if let Err(full) = membership.publish(item.clone(), now) {
-                    tracing::error!(error = &full as &dyn std::error::Error, "cannot publish everything to peers");
+                    self.log_full(full);
                 }
             }
             Command::Withdraw(key) => membership.withdraw(key, now),
@@ -369,11 +372,20 @@ impl Elector {
         }
     }
 
+    /// Logs that an item has no room. Thousands may come at once.
+    fn log_full(&self, full: membership::Full) {
+        let (now, mut limit) = (Instant::now(), self.full_log.lock().unwrap_or_else(PoisonError::into_inner));
+        limit.end(now);
+        if limit.take(now) {
+            tracing::error!(error = &full as &dyn std::error::Error, "cannot publish everything to peers");
+        }
+    }
+
     /// Publishes an item of this node to the peers.
     pub(super) fn publish(&self, item: membership::Item) -> Result<(), KernelError> {
         let now = boottime()?;
         if let Err(full) = self.shared.lock().publish(item, now) {
-            tracing::error!(error = &full as &dyn std::error::Error, "cannot publish everything to peers");
+            self.log_full(full);
         }
         self.shared.outgoing.notify_one();
         Ok(())
