@@ -4,7 +4,10 @@ mod announced;
 mod answering;
 mod fencing;
 mod handing_over;
+mod node_records;
 mod properties;
+mod silence;
+mod silent_store;
 mod taking_over;
 mod transitions;
 

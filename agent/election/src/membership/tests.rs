@@ -3,6 +3,7 @@
 #![allow(clippy::unchecked_time_subtraction, reason = "a test that fails there has found something")]
 
 mod cost;
+mod evidence;
 mod network;
 mod payloads;
 mod states;
@@ -249,6 +250,26 @@ fn who_slept_over_a_suspicion_asks_again_before_it_declares_anybody_down() {
     }
 }
 
+#[test]
+fn who_slept_over_a_suspicion_finds_nobody_down_at_the_moment_when_it_wakes() {
+    for seed in 0..10 {
+        let mut network = together(3, seed);
+        network.cut = Box::new(|_, to| to == 0);
+        let suspects = |network: &Network| (1..3).all(|node| network.status(0, node) == Some(MemberStatus::Suspected));
+        assert!(network.until(ms(500), suspects).is_some());
+        let (mut member, woken) = (network.take(0), network.now + ms(1000));
+        let downs = |member: &Membership| {
+            member.peers().members.values().filter(|peer| peer.status == MemberStatus::Down).count()
+        };
+        member.turn(woken);
+        assert_eq!(downs(&member), 0, "seed {seed}");
+        for at in 1..=400 {
+            member.turn(woken + ms(at));
+        }
+        assert_eq!(downs(&member), 2, "seed {seed}: nobody answered since");
+    }
+}
+
 /// It was cut off, forgot who is down, and then heard from others that a node is, which it did not know.
 #[test]
 fn who_holds_a_node_for_down_that_it_hears_tells_it() {
@@ -395,124 +416,6 @@ fn a_pair_is_two_nodes_whether_they_were_heard_or_not() {
     assert!(network.of(0).peers().pair);
     for nodes in [1, 3] {
         assert!(!together(nodes, 9).of(0).peers().pair, "{nodes} nodes");
-    }
-}
-
-#[test]
-fn evidence_of_one_is_itself_and_of_two_the_other() {
-    let mut alone = together(1, 10);
-    alone.run(ms(1000));
-    assert!(alone.now - alone.of(0).peers().evidence.unwrap() <= HEARTBEAT);
-    assert!(alone.of(0).peers().majority);
-    let mut two = together(2, 10);
-    two.run(ms(1000));
-    assert!(two.now - two.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
-    two.paused.insert(1);
-    let paused = two.now;
-    two.run(ms(1000));
-    assert!(two.of(0).peers().evidence.unwrap() <= paused);
-}
-
-#[test]
-fn evidence_is_as_old_as_the_oldest_answer_of_a_majority() {
-    // Of five: two others. Two are heard no more, then a third.
-    let mut network = together(5, 11);
-    network.kill(4);
-    network.kill(3);
-    network.run(ms(1000));
-    assert!(network.now - network.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
-    let answered = |network: &Network, node| network.peer(0, node).answered.unwrap();
-    network.kill(2);
-    let killed = network.now;
-    network.run(ms(1000));
-    let evidence = network.of(0).peers().evidence.unwrap();
-    assert_eq!(evidence, answered(&network, 2));
-    assert!(evidence <= killed && answered(&network, 1) > killed);
-}
-
-#[test]
-fn who_is_down_has_had_no_evidence_since_the_others_say_it_was_silent() {
-    let (mut all, mut told) = (0, 0);
-    for seed in 0..60 {
-        for nodes in [2, 3, 4, 5] {
-            let mut network = together(nodes, seed);
-            // One is cut off for a while, of which it notices nothing; meanwhile another one is,
-            // and stays so.
-            let (first, both) = (ms(seed * 5 % 200), ms(20 + seed * 7 % 180));
-            network.cut = Box::new(|from, to| from == 1 || to == 1);
-            network.run(first);
-            network.cut = Box::new(|from, to| from < 2 || to < 2);
-            network.run(both);
-            network.cut = Box::new(|from, to| from == 0 || to == 0);
-            for _ in 0..900 {
-                network.run(ms(1));
-                let evidence = network.of(0).peers().evidence;
-                for of in (1..nodes).filter(|of| network.of(*of).peers().majority || nodes == 2) {
-                    let peer = network.peer(of, 0);
-                    assert!(peer.silent.is_none() || peer.status == MemberStatus::Down);
-                    if let Some(silent) = peer.silent {
-                        assert!(
-                            Some(silent) >= evidence,
-                            "{nodes} nodes, seed {seed}: n{of} says {silent:?}, {evidence:?}"
-                        );
-                    }
-                }
-            }
-            if nodes > 2 {
-                all += nodes - 1;
-                told += (1..nodes).filter(|of| network.peer(*of, 0).silent.is_some()).count();
-            }
-        }
-    }
-    // A node that was cut off has forgotten which nodes it considered down, and may not have found
-    // that again.
-    assert!(told * 10 > all * 9, "{told} of {all} know it");
-}
-
-#[test]
-fn a_majority_says_soon_since_when_one_was_silent() {
-    for nodes in [2, 3, 5, 12, 31] {
-        let mut network = together(nodes, 20);
-        network.kill(0);
-        let down = |network: &Network| (1..nodes).all(|of| network.status(of, 0) == Some(MemberStatus::Down));
-        assert!(network.until(ms(6000), down).is_some());
-        let silent = |network: &Network| (1..nodes).all(|of| network.peer(of, 0).silent.is_some());
-        let took = network.until(ms(100), silent);
-        assert!(took.is_some(), "{nodes} nodes");
-    }
-}
-
-#[test]
-fn what_is_renounced_is_no_evidence() {
-    let mut network = together(3, 12);
-    // Answers to what was asked before are on their way.
-    network.act(0, |membership, now| {
-        membership.send_heartbeats(now);
-        membership.discard_evidence(now + ms(1));
-    });
-    assert_eq!(network.of(0).peers().evidence, None);
-    network.run(ms(3));
-    assert_eq!(network.of(0).peers().evidence, None, "they do not count");
-    network.run(HEARTBEAT);
-    assert!(network.of(0).peers().evidence.is_some(), "later ones do");
-}
-
-#[test]
-fn of_a_large_cluster_a_sample_is_asked() {
-    let mut network = together(60, 13);
-    network.run(ms(1000));
-    for node in 0..60 {
-        assert!(network.now - network.of(node).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
-    }
-    // 25 of 60 hear each other alone: more than half of many a sample.
-    network.cut = Box::new(|from, to| (from < 25) != (to < 25));
-    let cut = network.now;
-    network.run(ms(3000));
-    for node in 0..60 {
-        // For the majority, not in each round; for the others, until SWIM has found how few they
-        // are.
-        let evidence = network.of(node).peers().evidence.unwrap().saturating_sub(cut);
-        assert_eq!(evidence > ms(1500), node >= 25, "node {node}: {evidence:?} after the cut");
     }
 }
 

@@ -111,6 +111,22 @@ fn forged_announcements_do_not_silence_an_assured_leader_for_a_minute_after_the_
     assert_eq!(bench.said(), ["follow: a peer announced it", "read", "ask b"]);
 }
 
+/// The peer may have taken the VIP after it published that state.
+#[test]
+fn a_peer_denies_announcements_by_a_state_that_is_newer_than_the_last_of_them() {
+    let mut bench = assured();
+    bench.later(ms(60));
+    bench.give(goes_on(&bench, &["b"]));
+    let between = bench.later(ms(10)).now;
+    bench.later(ms(10));
+    bench.give(goes_on(&bench, &["b"]));
+    bench.peer("b").current = Some(between);
+    bench.later(ms(10)).give(Input::Peers);
+    assert!(!bench.said().contains(&"forged with b's MAC".to_owned()), "that state is older than the last one");
+    denies(&mut bench, "b");
+    assert_eq!((bench.said(), bench.role()), (vec!["forged with b's MAC".to_owned()], Role::Leading));
+}
+
 #[test]
 fn an_assured_leader_stops_when_the_announcing_peer_is_not_alive() {
     let mut bench = assured();

@@ -1,6 +1,7 @@
 //! Fencing leaders in their records, and what their promises mean for takeovers.
 
 use super::*;
+use crate::membership::{AgentInfo, WireVersions};
 
 #[test]
 fn without_a_majority_a_leader_has_time_to_answer_in_its_record() {
@@ -83,15 +84,196 @@ fn a_majority_fences_the_leader_that_it_follows_and_waits_for_a_long_promise_onl
     assert_eq!(bench.said(), ["read"]);
 }
 
+/// A node without a majority, which follows `b`. `b` and another node are down.
+fn minority() -> Bench {
+    let mut bench = Bench::following();
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.falls("c", MemberStatus::Down);
+    bench.peers.majority = false;
+    bench.ticks(1);
+    assert_eq!(bench.recorded(), ["read b"]);
+    bench
+}
+
+/// As [`minority`], and it has challenged `b` a tick ago.
+fn challenged() -> Bench {
+    let mut bench = minority();
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(1);
+    assert_eq!(bench.recorded(), ["challenge b (r1)"]);
+    bench
+}
+
+#[test]
+fn a_leader_that_is_alive_again_is_neither_challenged_nor_fenced() {
+    let mut bench = challenged();
+    bench.falls("b", MemberStatus::Alive);
+    bench.give(Input::Peers).ticks(30);
+    assert_eq!(bench.recorded(), [""; 0]);
+
+    let mut bench = minority();
+    bench.falls("b", MemberStatus::Alive);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")))).ticks(30);
+    assert_eq!(bench.recorded(), [""; 0]);
+}
+
+#[test]
+fn one_operation_on_the_record_of_a_leader_is_under_way_at_most() {
+    let mut bench = minority();
+    bench.falls("b", MemberStatus::Alive);
+    bench.give(Input::Peers).ticks(1).falls("b", MemberStatus::Down);
+    bench.give(Input::Peers).ticks(1);
+    bench.give(Input::RecordChanged { node: node_name("b"), record: None }).ticks(1);
+    assert_eq!(bench.recorded(), [""; 0]);
+    bench.record("b", RecordOutcome::Read(None));
+    assert_eq!(bench.recorded(), ["challenge b (none)"]);
+}
+
+#[test]
+fn a_majority_that_is_back_does_not_wait_for_a_challenge() {
+    let mut bench = challenged();
+    bench.falls("c", MemberStatus::Alive);
+    bench.peers.majority = true;
+    bench.give(Input::Peers).ticks(4);
+    assert_eq!(bench.recorded(), ["fence b (r2)"]);
+    assert_eq!(bench.said(), ["read", "claim 5", "lead 5: b was down"]);
+}
+
+#[test]
+fn a_majority_that_is_back_challenges_nobody_whose_promise_is_short() {
+    let mut bench = minority();
+    bench.falls("c", MemberStatus::Alive);
+    bench.peers.majority = true;
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    assert_eq!(bench.recorded(), [""; 0]);
+}
+
+#[test]
+fn a_leader_has_answered_only_what_it_wrote_after_the_challenge() {
+    let mut bench = minority();
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Conflict);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r2"))));
+    assert_eq!(bench.recorded(), ["challenge b (r1)", "read b", "challenge b (r2)"]);
+}
+
+#[test]
+fn a_majority_fences_a_leader_that_confirms_its_record_meanwhile() {
+    let mut bench = Bench::following();
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Conflict);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r2"))));
+    assert_eq!(bench.recorded(), ["read b", "fence b (r1)", "read b", "fence b (r2)"]);
+}
+
+/// Its record may be from before it was started with another `--lease`.
+#[test]
+fn a_leader_has_as_long_to_answer_as_its_own_lease() {
+    let mut bench = minority();
+    bench.peers.members.remove(&node_name("c"));
+    let agent = AgentInfo { version: "0.1.0".to_owned(), wire: WireVersions::OWN, lease: ms(900) };
+    bench.peer("b").state.agent = Some(agent);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(9);
+    assert_eq!(bench.recorded(), ["challenge b (r1)"]);
+    bench.ticks(1);
+    assert_eq!(bench.recorded(), ["fence b (r2)"]);
+}
+
+#[test]
+fn what_a_record_said_of_a_leader_is_believed_for_five_seconds_and_as_long_as_it_says_so() {
+    let confirmed = Some(record(RecordStanding::Confirmed, "r4"));
+    for (changed, waits) in [(None, 2), (Some(confirmed), 2), (Some(None), 2), (None, 55)] {
+        let mut bench = minority();
+        bench.give(Input::Unable([vip4(1)].into()));
+        let fenced = record(RecordStanding::Fenced(node_name("d")), "r1");
+        bench.record("b", RecordOutcome::Read(Some(fenced))).ticks(1);
+        let is_believed = changed.is_none() && waits < 50;
+        if let Some(record) = changed {
+            bench.give(Input::RecordChanged { node: node_name("b"), record });
+        }
+        bench.ticks(waits);
+        let expected: &[&str] = if is_believed { &[] } else { &["read b"] };
+        assert_eq!(bench.recorded(), expected, "after {waits} ticks");
+    }
+}
+
+#[test]
+fn a_minority_fences_a_leader_that_left_only_if_it_promised_more() {
+    for promise in [LEASE, ms(2_000)] {
+        let mut bench = Bench::following();
+        bench.recorded();
+        let content = RecordContent { standing: RecordStanding::Confirmed, promise };
+        let record = NodeRecord { content, version: version("r1") };
+        bench.give(Input::RecordChanged { node: node_name("b"), record: Some(record.clone()) });
+        bench.falls("b", MemberStatus::Left);
+        bench.falls("c", MemberStatus::Down);
+        bench.peers.majority = false;
+        bench.ticks(5);
+        if promise == LEASE {
+            assert_eq!((bench.said(), bench.recorded()), (vec!["read".to_owned()], vec![]));
+            continue;
+        }
+        bench.record("b", RecordOutcome::Read(Some(record)));
+        assert_eq!(bench.recorded(), ["read b", "challenge b (r1)"]);
+        bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(21);
+        bench.record("b", RecordOutcome::Swapped(version("r3")));
+        assert_eq!(bench.said(), [""; 0]);
+        assert_eq!(bench.ticks(1).said(), ["read"]);
+    }
+}
+
+#[test]
+fn a_leader_that_a_minority_never_heard_of_is_fenced_once_it_had_time_to_be_heard_of() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+    bench.peers.members.remove(&node_name("c"));
+    bench.falls("b", MemberStatus::Down);
+    bench.peers.majority = false;
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("c", 3, "v3"))])) });
+    bench.recorded();
+    bench.tick().ticks(28);
+    assert_eq!((bench.said(), bench.recorded()), (vec!["survey".to_owned()], vec![]));
+    bench.ticks(4);
+    assert_eq!((bench.said(), bench.recorded()), (vec![], vec!["read c".to_owned()]));
+    bench.fence("c").ticks(1);
+    assert_eq!(bench.said(), ["read"]);
+}
+
+/// Hundreds of nodes may be gone, and each of the others would read hundreds of records.
+#[test]
+fn a_node_that_was_cut_off_reads_the_records_of_few_leaders_at_once() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+    let leaders: BTreeMap<Vip, String> = (1..=40).map(|last| (vip4(last), format!("n{last}"))).collect();
+    for name in leaders.values() {
+        bench.peers.members.insert(node_name(name), peer(MemberStatus::Down, T));
+    }
+    let wanted = || leaders.keys().map(|vip| (*vip, [candidate("a")].into_iter().collect())).collect();
+    bench.give(Input::Wanted(Arc::new(wanted())));
+    let leases = leaders.iter().map(|(vip, name)| (*vip, lease(name, 4, "v4"))).collect();
+    bench.give(Input::Surveyed { asked: T, leases: Some(leases) }).tick();
+    bench.later(LEASE * 2).give(Input::Tick { carrier: true });
+    bench.recorded();
+    bench.give(Input::Wanted(Arc::new(wanted()))).ticks(5);
+    let asked: Vec<_> = bench.recorded().into_iter().filter(|line| line != "read a").collect();
+    assert_eq!(asked.len(), 16, "{asked:?}");
+}
+
 #[test]
 fn promises_are_kept_as_long_as_there_is_a_record() {
     let mut bench = Bench::following();
     let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
     let long = NodeRecord { content, version: version("r1") };
-    bench.record("b", RecordOutcome::Read(Some(long)));
+    bench.record("b", RecordOutcome::Read(Some(long.clone())));
     assert!(bench.election.fencings.promises_more(&node_name("b"), LEASE), "also while the node is alive");
     bench.give(Input::RecordChanged { node: node_name("b"), record: None });
     assert!(!bench.election.fencings.promises_more(&node_name("b"), LEASE));
+    bench.record("b", RecordOutcome::Read(Some(long)));
+    assert!(bench.election.fencings.promises_more(&node_name("b"), LEASE));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Fenced(node_name("c")), "r2"))));
+    assert!(!bench.election.fencings.promises_more(&node_name("b"), LEASE), "a node that is fenced promises nothing");
 }
 
 /// A watch may not have shown it.

@@ -14,6 +14,8 @@ fn a_handover_ends_before_it_begins_elsewhere() {
     assert_eq!(bench.said(), ["b: take 2"], "it may have been lost");
     bench.give(told("c", ElectionMessage::Taken { vip: vip4(1), epoch: 2 }));
     assert_eq!(bench.role(), Role::Handing, "that is another's word");
+    bench.give(told("b", ElectionMessage::Taken { vip: vip4(1), epoch: 1 }));
+    assert_eq!(bench.role(), Role::Handing, "that is of another epoch");
     bench.give(told("b", ElectionMessage::Taken { vip: vip4(1), epoch: 2 }));
     assert_eq!(bench.said(), ["withdraw"]);
     assert_eq!(bench.leader(), Some("b"));
@@ -144,6 +146,26 @@ fn what_is_handed_over_is_taken_by_who_can() {
     let mut fenced = Bench::following();
     fenced.later(LEASE * 2);
     assert_eq!(fenced.give(take(5)).said(), ["b: declined 5"]);
+    let mut draining = Bench::following();
+    draining.give(Input::Drain(true)).said();
+    assert_eq!(draining.give(take(5)).said(), ["b: declined 5"]);
+    let past_all = Lease::MAX_EPOCH + 2;
+    assert_eq!(Bench::following_in(1).give(take(past_all)).said(), [format!("b: declined {past_all}")]);
+}
+
+#[test]
+fn a_transfer_is_written_down_at_once_whatever_this_node_waited_for() {
+    let mut bench = Bench::following();
+    bench.peers.members.remove(&node_name("c"));
+    bench.falls("b", MemberStatus::Down);
+    bench.peers.majority = false;
+    bench.ticks(1).fence("b").give(read(Some(lease("b", 4, "v4")))).give(probed(AddressOwner::Peer));
+    bench.falls("b", MemberStatus::Alive);
+    bench.peers.majority = true;
+    bench.said();
+    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 }));
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b handed it over", "b: taken 5", "read"]);
 }
 
 /// The node was cut off before it had written the Lease. The leader heard no answer.
@@ -242,6 +264,41 @@ fn who_cannot_answer_any_more_gives_a_vip_up_as_soon_as_another_node_can_announc
 }
 
 #[test]
+fn who_cannot_answer_any_more_keeps_a_vip_that_no_other_node_would_take_or_for_a_moment() {
+    let alive = MemberStatus::Alive;
+    for (beats, is_heard, unable, other, goes) in [
+        (15, true, true, alive, true),
+        (10, true, true, alive, false),
+        (15, false, true, alive, false),
+        (15, true, false, alive, false),
+        (15, true, true, MemberStatus::Down, false),
+    ] {
+        let mut bench = Bench::leading();
+        bench.want(&["a", "b"]);
+        bench.peer("b").state.unable.insert(vip4(1));
+        bench.later(ms(10)).give(Input::Unable(unable.then(|| vip4(1)).into_iter().collect()));
+        for _ in 0..beats {
+            bench.later(HEARTBEAT).give(Input::Tick { carrier: false });
+        }
+        bench.peer("b").state.unable.clear();
+        bench.falls("b", other);
+        bench.peers.evidence = bench.now.checked_sub(if is_heard { ms(10) } else { LEASE });
+        bench.give(Input::Peers);
+        let case = format!("{beats} beats, heard: {is_heard}, unable: {unable}, the other one is {other:?}");
+        assert_eq!(bench.role() == Role::Following, goes, "{case}");
+    }
+}
+
+#[test]
+fn a_node_that_is_drained_hands_over_to_a_lower_score() {
+    let mut bench = Bench::leading();
+    let candidates: Candidates = [Candidate { score: 100, ..candidate("a") }, candidate("b")].into_iter().collect();
+    bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), candidates)].into())));
+    bench.ticks(1).give(Input::Drain(true)).ticks(1);
+    assert_eq!(bench.role(), Role::Handing);
+}
+
+#[test]
 fn a_node_that_is_cordoned_or_excluded_hands_over_and_leads_where_no_other_may() {
     for (excluded, cordoned) in [(true, false), (false, true)] {
         let mut bench = Bench::leading();
@@ -262,8 +319,9 @@ fn a_vip_that_nobody_may_announce_any_more_is_given_up() {
     for others in [&[][..], &["d"]] {
         let mut bench = Bench::leading();
         bench.later(ms(10)).want(others);
-        // One that is not there might still come.
-        bench.ticks(40);
+        bench.ticks(25);
+        assert_eq!(bench.role() == Role::Leading, !others.is_empty(), "one that is not there might still come");
+        bench.ticks(15);
         assert_eq!(bench.said(), ["follow: this node may not announce it any more", "withdraw"]);
         bench.ticks(10);
         assert_eq!(bench.role(), Role::Following);
@@ -305,6 +363,47 @@ fn a_vip_that_was_declined_before_it_was_wanted_is_not_taken_by_a_copy_of_the_me
     assert_ne!(bench.role(), Role::Leading);
     bench.give(take(4));
     assert_eq!(bench.role(), Role::Leading, "a later attempt has another epoch, or comes later");
+}
+
+#[test]
+fn vips_that_are_declined_before_they_are_wanted_are_noted_up_to_a_bound_and_for_a_while() {
+    let mut bench = Bench::ready();
+    bench.give(Input::Wanted(Arc::default())).said();
+    let declines = |bench: &mut Bench, number: u32| {
+        let message = ElectionMessage::Take { vip: Vip::new(std::net::Ipv4Addr::from(number).into()), epoch: 3 };
+        usize::from(!bench.give(told("b", message)).said().is_empty())
+    };
+    let answers: usize = (0..20_000).map(|number| declines(&mut bench, number)).sum();
+    assert_eq!(answers, bench.election.declined_unknown.len(), "what is not noted is not answered");
+    assert!(answers < 20_000);
+    bench.later(Duration::from_secs(5));
+    assert_eq!(declines(&mut bench, 20_001), 1);
+    assert_eq!(bench.election.declined_unknown.len(), 1);
+}
+
+#[test]
+fn an_agent_that_is_asked_to_stop_waits_for_others_to_take_its_vips_but_not_in_vain() {
+    let mut bench = Bench::leading();
+    let leaves_after = |bench: &Bench| {
+        let times = [0, 999, 1_000, 4_999, 5_000];
+        times.into_iter().find(|waited| bench.election.has_left(ms(*waited), &bench.peers)).unwrap()
+    };
+    assert_eq!(leaves_after(&bench), 1_000, "no other node may take it");
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    bench.peer("b").state.unable.insert(vip4(1));
+    assert_eq!((bench.role(), leaves_after(&bench)), (Role::Handing, 5_000), "b may have taken it");
+    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    assert_eq!((bench.role(), leaves_after(&bench)), (Role::Leading, 1_000), "b cannot take it");
+    bench.peer("b").state.unable.clear();
+    assert_eq!(leaves_after(&bench), 5_000, "b can take it again");
+    for name in ["b", "c"] {
+        bench.falls(name, MemberStatus::Down);
+    }
+    assert_eq!(leaves_after(&bench), 0, "nobody is there");
+    bench.falls("b", MemberStatus::Alive);
+    bench.give(Input::Wanted(Arc::default()));
+    assert_eq!(leaves_after(&bench), 0, "it leads nothing");
 }
 
 /// Returns a node that leads so many VIPs, which another one may lead, too.

@@ -132,20 +132,39 @@ fn one_that_left_in_order_is_followed_once_the_deadline_of_what_it_still_led_has
     assert_eq!(bench.said(), ["read"]);
 }
 
+/// Wants the VIP of three nodes, of which this one is nearly always the first by rendezvous.
+fn want_first(bench: &mut Bench, first: &str) {
+    let weigh = |name: &str| Candidate { weight: if name == first { u32::MAX } else { 1 }, ..candidate(name) };
+    let candidates: Candidates = ["a", "b", "c"].map(weigh).into_iter().collect();
+    bench.give(Input::Wanted(Arc::new([(vip4(1), candidates)].into())));
+}
+
 #[test]
 fn who_is_not_first_waits_for_its_turn() {
-    let mut bench = Bench::following();
-    // Of two, the one that rendezvous prefers is first.
-    let first = crate::rendezvous::Bids::of(vip4(1)).first([(&node_name("a"), 1), (&node_name("c"), 1)], 1);
-    bench.want(&["a", "b", "c"]);
-    bench.falls("b", MemberStatus::Down);
-    let mut waited = 0;
-    while !bench.said().contains(&"read".to_owned()) {
-        bench.ticks(1);
-        waited += 1;
-        assert!(waited < 20, "it never acted");
+    for first in ["a", "c"] {
+        let mut bench = Bench::following();
+        want_first(&mut bench, first);
+        bench.falls("b", MemberStatus::Down);
+        let mut waited = 0;
+        while !bench.said().contains(&"read".to_owned()) {
+            bench.ticks(1);
+            waited += 1;
+            assert!(waited < 20, "it never acted");
+        }
+        assert_eq!(waited > 6, first == "c", "{waited} heartbeats, and {first} is first");
     }
-    assert_eq!(waited > 6, first == [1], "{waited} heartbeats, and {first:?} is first");
+}
+
+#[test]
+fn who_has_lapsed_has_no_turn() {
+    for lapsed in [true, false] {
+        let mut bench = Bench::following();
+        want_first(&mut bench, "c");
+        bench.peer("c").state.lapsed = lapsed;
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(4);
+        assert_eq!(bench.said().contains(&"read".to_owned()), lapsed);
+    }
 }
 
 #[test]
@@ -248,10 +267,40 @@ fn who_is_cut_off_from_all_others_takes_nothing_back_from_who_followed_it() {
     assert_eq!(bench.said(), ["read"], "it does not answer in its record");
 }
 
+/// By its claim, which its own copy or that of its state has.
+#[test]
+fn who_knew_the_claim_of_a_holder_witnessed_its_end() {
+    for heard in [true, false] {
+        let mut bench = Bench::following();
+        if heard {
+            bench.later(ms(10)).give(Input::Peers);
+            bench.peer("b").state.claims.clear();
+        }
+        assert_eq!(bench.election.states[&vip4(1)].known.as_ref().unwrap().why.is_some(), heard);
+        bench.falls("b", MemberStatus::Down);
+        bench.peer("b").confirmed = None;
+        bench.ticks(4).knows_b().give(read(Some(lease("b", 4, "v4"))));
+        assert_eq!(bench.said(), ["read", "swap v4 for 5"], "heard: {heard}");
+    }
+}
+
+#[test]
+fn a_vip_that_nobody_led_is_not_taken_before_all_candidates_were_heard_of() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+    bench.peers.members.remove(&node_name("c"));
+    bench.want(&["a", "c"]);
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::default()) });
+    bench.tick().ticks(28);
+    assert_eq!(bench.said(), ["survey"]);
+    bench.ticks(4);
+    assert_eq!(bench.said(), ["read"]);
+}
+
 #[test]
 fn a_lease_whose_holder_is_there_is_left_to_it_for_a_while() {
     let mut bench = Bench::ready();
     bench.said();
+    bench.recorded();
     bench.give(read(Some(lease("b", 3, "v3"))));
     assert_eq!(bench.leader(), Some("b"));
     bench.ticks(8);
@@ -259,7 +308,28 @@ fn a_lease_whose_holder_is_there_is_left_to_it_for_a_while() {
     bench.ticks(4);
     assert_eq!(bench.said(), ["read"], "it never claimed it");
     bench.give(read(Some(lease("b", 3, "v3"))));
-    assert_eq!(bench.said(), ["ask the LAN"]);
+    assert_eq!((bench.said(), bench.recorded()), (vec!["ask the LAN".to_owned()], vec![]), "it is alive");
+}
+
+/// Nobody could know its claims meanwhile.
+#[test]
+fn a_holder_that_comes_back_has_a_second_to_claim_what_it_led() {
+    let mut bench = Bench::following();
+    for name in ["b", "c"] {
+        bench.falls(name, MemberStatus::Down);
+    }
+    bench.peers.majority = false;
+    bench.ticks(30);
+    assert_eq!(bench.said(), [""; 0], "its record does not say that it is gone");
+    for name in ["b", "c"] {
+        bench.falls(name, MemberStatus::Alive);
+    }
+    bench.peer("b").state.claims.clear();
+    bench.peers.majority = true;
+    bench.give(Input::Peers).ticks(9);
+    assert_eq!(bench.said(), [""; 0], "b may claim it at any time");
+    bench.ticks(3);
+    assert_eq!(bench.said(), ["read"]);
 }
 
 #[test]
@@ -277,54 +347,6 @@ fn who_is_slower_than_another_reads_again() {
     assert_eq!(bench.leader(), Some("c"));
 }
 
-#[test]
-fn without_the_store_a_majority_that_saw_the_holder_go_is_enough() {
-    for (majority, leads) in [(true, true), (false, false)] {
-        let mut bench = Bench::following();
-        bench.falls("b", MemberStatus::Down);
-        bench.peers.majority = majority;
-        bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
-        let expected: &[&str] = if leads { &["read", "claim 5", "lead 5: b was down"] } else { &[] };
-        assert_eq!(bench.said(), expected);
-    }
-}
-
-/// It may have been cut off since, and the leader may have come back.
-#[test]
-fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer() {
-    let mut bench = Bench::following();
-    bench.falls("b", MemberStatus::Down);
-    bench.ticks(3).later(ms(30)).give(Input::Peers);
-    assert_eq!(bench.said(), ["read"]);
-    bench.later(ms(100)).give(Input::Peers);
-    assert_eq!(bench.said(), [""; 0]);
-    bench.peers.evidence = Some(bench.now);
-    bench.later(ms(20)).give(Input::Peers);
-    assert_eq!(bench.said(), [""; 0]);
-    bench.peer("b").confirmed = bench.peers.evidence;
-    bench.later(ms(20)).give(Input::Peers);
-    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
-}
-
-#[test]
-fn what_was_taken_without_the_store_is_written_down_or_given_up_when_it_is_back() {
-    for (found, expected) in [
-        (Some(lease("b", 4, "v4")), "swap v4 for 5"),
-        (None, "create 5"),
-        (Some(lease("c", 5, "v5")), "follow: c took it"),
-        (Some(lease("c", 6, "v6")), "follow: c took it"),
-    ] {
-        let mut bench = Bench::following();
-        bench.falls("b", MemberStatus::Down);
-        bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
-        bench.ticks(11);
-        bench.said();
-        bench.give(read(found.clone()));
-        assert_eq!(bench.said().first().map(String::as_str), Some(expected), "{found:?}");
-        assert_eq!(bench.election.leads(vip4(1)), !expected.starts_with("follow"));
-    }
-}
-
 /// Its gossip may be blocked while the others lead.
 #[test]
 fn who_hears_nobody_knows_of_the_leaders_that_it_should_hear() {
@@ -340,67 +362,6 @@ fn who_hears_nobody_knows_of_the_leaders_that_it_should_hear() {
     assert_eq!(unheard(&bench), 0, "it has heard b");
 }
 
-/// The leader may have its Lease in a store that this node cannot reach.
-#[test]
-fn who_hears_nobody_takes_nothing_without_the_store() {
-    let mut bench = Bench::ready();
-    bench.peers = Peers { evidence: Some(T), majority: false, ..Peers::default() };
-    bench.ticks(50);
-    assert_eq!(bench.said().last().unwrap(), "read");
-    bench.give(stored(LeaseOutcome::Unavailable));
-    assert_eq!((bench.said(), bench.role()), (vec![], Role::Following));
-}
-
-/// `b`, whose end a majority saw, led `.1` in epoch 4, and the Lease is being read.
-fn waiting_for_the_store() -> Bench {
-    let mut bench = Bench::following();
-    bench.falls("b", MemberStatus::Down);
-    bench.ticks(4).knows_b();
-    assert_eq!(bench.said(), ["read"]);
-    bench
-}
-
-#[test]
-fn a_majority_that_saw_the_leaders_end_does_not_wait_for_a_store_that_is_silent() {
-    let mut bench = waiting_for_the_store();
-    bench.ticks(1);
-    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
-    // The answer comes at last, and shows nothing that this node did not know.
-    bench.ticks(8).give(read(Some(lease("b", 4, "v4"))));
-    assert_eq!(bench.said(), ["swap v4 for 5"]);
-    bench.give(swapped("v5")).ticks(20);
-    assert_eq!(bench.said(), [] as [&str; 0]);
-}
-
-#[test]
-fn a_silent_store_allows_nothing_after_the_others_no_longer_say_that_the_leader_is_down() {
-    let mut bench = waiting_for_the_store();
-    bench.peer("b").confirmed = None;
-    bench.ticks(9);
-    assert_eq!(bench.said(), [] as [&str; 0]);
-    // Nor does a store that fails.
-    bench.give(stored(LeaseOutcome::Unavailable)).ticks(9);
-    assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
-    bench.falls("b", MemberStatus::Down);
-    bench.give(stored(LeaseOutcome::Unavailable)).ticks(4);
-    let said = bench.said();
-    assert!(said.contains(&"lead 5: b was down".to_owned()), "{said:?}");
-}
-
-#[test]
-fn a_swap_that_ended_in_the_turn_of_another_node_is_compared_with_its_claims() {
-    let mut bench = waiting_for_the_store();
-    bench.give(read(Some(lease("b", 4, "v4")))).said();
-    // Nobody confirms that the leader is down, so this node waits for the store.
-    bench.peer("b").confirmed = None;
-    bench.ticks(5).give(swapped("v5"));
-    assert_eq!((bench.role(), bench.said()), (Role::Suspended, vec!["claim 5".to_owned(), "read".to_owned()]));
-    let now = bench.ticks(1).now;
-    bench.peer("c").current = Some(now);
-    bench.ticks(1);
-    assert_eq!(bench.said(), ["lead 5: b was down"]);
-}
-
 /// Its event loop hangs, and its gossip says so.
 #[test]
 fn the_vips_of_a_leader_that_has_lapsed_are_taken_at_once() {
@@ -411,15 +372,6 @@ fn the_vips_of_a_leader_that_has_lapsed_are_taken_at_once() {
     assert_eq!(bench.said(), ["read"]);
     bench.give(read(Some(lease("b", 4, "v4"))));
     assert_eq!(bench.said(), ["swap v4 for 5"]);
-}
-
-#[test]
-fn a_store_that_is_silent_does_not_let_the_vips_of_a_leader_that_has_lapsed_be_taken() {
-    let mut bench = Bench::following();
-    bench.ticks(11);
-    bench.peer("b").state.lapsed = true;
-    bench.later(ms(10)).give(Input::Peers).ticks(20);
-    assert_eq!(bench.said(), ["read"], "it may come back at any time");
 }
 
 /// All were cut off, and have lapsed. Each leads again what is its own.
@@ -447,65 +399,6 @@ fn what_answers_is_not_down() {
     assert_eq!(bench.said(), ["read"]);
 }
 
-/// Its carrier was away for a moment, and another node may have taken the VIP.
-#[test]
-fn who_could_not_announce_a_vip_meanwhile_waits_for_the_store_anew() {
-    let mut bench = waiting_for_the_store();
-    bench.later(ms(20)).give(Input::Unable([vip4(1)].into()));
-    bench.later(ms(60)).give(Input::Unable(BTreeSet::new()));
-    bench.said();
-    bench.later(ms(20)).tick().give(Input::Peers);
-    assert_eq!(bench.said(), [""; 0]);
-    bench.ticks(1).give(Input::Peers);
-    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
-}
-
-#[test]
-fn a_leader_that_came_back_meanwhile_gives_the_vip_up_first() {
-    let mut bench = waiting_for_the_store();
-    bench.give(read(Some(lease("b", 4, "v4")))).said();
-    bench.falls("b", MemberStatus::Alive);
-    bench.give(swapped("v5")).ticks(2);
-    assert_eq!((bench.role(), bench.said()), (Role::Suspended, vec!["claim 5".to_owned()]));
-    bench.peer("b").state.claims.remove(&vip4(1));
-    bench.give(Input::Peers).give(read(Some(lease("a", 5, "v5")))).give(swapped("v6"));
-    assert_eq!(bench.said(), ["read", "swap v5 for 5", "lead 5: b was down"]);
-}
-
-#[test]
-fn a_leader_that_does_not_hear_the_claim_is_waited_for_as_long_as_its_deadline() {
-    let mut bench = waiting_for_the_store();
-    bench.give(read(Some(lease("b", 4, "v4")))).said();
-    bench.falls("b", MemberStatus::Alive);
-    bench.give(swapped("v5")).ticks(3);
-    assert_eq!(bench.said(), ["claim 5", "read"]);
-}
-
-#[test]
-fn a_lease_that_another_took_meanwhile_ends_what_a_silent_store_allowed() {
-    let mut bench = waiting_for_the_store();
-    bench.ticks(2).said();
-    bench.give(read(Some(lease("c", 5, "v5"))));
-    assert_eq!(bench.said(), ["follow: c took it", "withdraw"]);
-}
-
-#[test]
-fn a_swap_that_is_not_answered_was_written_or_is_written_again() {
-    for (result, then) in [
-        (LeaseOutcome::Swapped(version("v5")), &[] as &[&str]),
-        (LeaseOutcome::Conflict, &["read"]),
-        (LeaseOutcome::Unavailable, &["read"]),
-    ] {
-        let mut bench = waiting_for_the_store();
-        bench.give(read(Some(lease("b", 4, "v4"))));
-        assert_eq!(bench.said(), ["swap v4 for 5"]);
-        bench.ticks(1);
-        assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
-        bench.give(stored(result)).ticks(15);
-        assert_eq!(bench.said(), then);
-    }
-}
-
 /// Two nodes are cut off from each other, and both reach the store.
 #[test]
 fn of_two_nodes_neither_takes_back_at_once_what_the_other_has_taken() {
@@ -520,21 +413,6 @@ fn of_two_nodes_neither_takes_back_at_once_what_the_other_has_taken() {
     assert_eq!(bench.said(), [] as [&str; 0], "b may be alive");
     bench.fence("b");
     assert_eq!(bench.said(), ["read"], "it does not answer in its record");
-}
-
-#[test]
-fn a_silent_store_allows_nothing_where_the_last_leader_is_not_known() {
-    let mut bench = Bench::ready();
-    bench.ticks(30);
-    assert_eq!(bench.said(), ["survey", "read"]);
-}
-
-#[test]
-fn a_minority_waits_for_a_silent_store() {
-    let mut bench = waiting_for_the_store();
-    bench.peers.majority = false;
-    bench.ticks(30);
-    assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
 }
 
 #[test]

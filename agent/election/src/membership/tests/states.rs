@@ -7,7 +7,7 @@ use super::{
     together,
 };
 use crate::membership::{
-    AgentInfo, Full, Item, ItemKey, ItemKind, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
+    AgentInfo, Full, Item, ItemKey, ItemKind, MemberId, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
     WireVersions,
     items::ItemChange,
     remote_state::{Progress, RemoteState},
@@ -157,6 +157,44 @@ fn a_restarted_nodes_state_is_taken_anew() {
             assert_eq!(claims.keys().collect::<Vec<_>>(), [&vip(5000)], "away for {away} ms");
         }
     }
+}
+
+/// Until its state is there, it is another run, which leads nothing.
+#[test]
+fn a_node_that_comes_back_has_no_state_of_its_earlier_run() {
+    let mut network = together(2, 24);
+    let agent = AgentInfo { version: "0.1.0".to_owned(), wire: WireVersions::OWN, lease: ms(900) };
+    for item in [claim(1, 1), Item::Ready(true), Item::Draining(true), Item::Lapsed, Item::Agent(agent.clone())] {
+        publish(&mut network, 0, item);
+    }
+    network.run(ms(50));
+    network.kill(0);
+    network.run(ms(1000));
+    assert_eq!(network.status(1, 0), Some(MemberStatus::Down));
+    network.act(1, |membership, now| {
+        let member = MemberId { node: MemberId::key(&name(0)), generation: 2 };
+        membership.swim.learn(member, foca::State::Alive, false).unwrap();
+        membership.process_swim(now);
+    });
+    let peer = network.peer(1, 0);
+    assert_eq!((peer.status, peer.current), (MemberStatus::Alive, None));
+    assert_eq!(peer.state, State { agent: Some(agent), ..State::default() }, "its kernel answers as long as before");
+}
+
+#[test]
+fn a_node_that_was_cut_off_has_its_whole_state_again() {
+    let mut network = together(2, 25);
+    (0..100).for_each(|number| publish(&mut network, 0, claim(number, 1)));
+    network.run(ms(50));
+    let whole = network.peer(1, 0).state.clone();
+    network.cut = Box::new(|_, _| true);
+    network.run(ms(1000));
+    assert_eq!(network.status(1, 0), Some(MemberStatus::Down));
+    network.cut = Box::new(|_, _| false);
+    network.run(ms(1500));
+    let peer = network.peer(1, 0);
+    assert_eq!((peer.status, peer.state.claims.len()), (MemberStatus::Alive, 100));
+    assert!(peer.state.claims[&vip(1)].since > whole.claims[&vip(1)].since, "it was learned anew");
 }
 
 #[test]

@@ -1,0 +1,190 @@
+//! Tests the evidence of answered heartbeats: that this node is alive, and since when others are silent.
+
+use std::time::Duration;
+
+use super::{
+    network::{HEARTBEAT, Network, ms, name},
+    together,
+};
+use crate::membership::{
+    MemberStatus, Membership,
+    heartbeats::nanoseconds,
+    swim::MemberId,
+    wire::{Ack, Gone, StateVersion, Wire},
+};
+use vipmux_model::NodeName;
+
+#[test]
+fn evidence_of_one_is_itself_and_of_two_the_other() {
+    let mut alone = together(1, 10);
+    alone.run(ms(1000));
+    assert!(alone.now - alone.of(0).peers().evidence.unwrap() <= HEARTBEAT);
+    assert!(alone.of(0).peers().majority);
+    let mut two = together(2, 10);
+    two.run(ms(1000));
+    assert!(two.now - two.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    two.paused.insert(1);
+    let paused = two.now;
+    two.run(ms(1000));
+    assert!(two.of(0).peers().evidence.unwrap() <= paused);
+}
+
+#[test]
+fn evidence_is_as_old_as_the_oldest_answer_of_a_majority() {
+    // Of five: two others. Two are heard no more, then a third.
+    let mut network = together(5, 11);
+    network.kill(4);
+    network.kill(3);
+    network.run(ms(1000));
+    assert!(network.now - network.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    let answered = |network: &Network, node| network.peer(0, node).answered.unwrap();
+    network.kill(2);
+    let killed = network.now;
+    network.run(ms(1000));
+    let evidence = network.of(0).peers().evidence.unwrap();
+    assert_eq!(evidence, answered(&network, 2));
+    assert!(evidence <= killed && answered(&network, 1) > killed);
+}
+
+#[test]
+fn who_is_down_has_had_no_evidence_since_the_others_say_it_was_silent() {
+    let (mut all, mut told) = (0, 0);
+    for seed in 0..60 {
+        for nodes in [2, 3, 4, 5] {
+            let mut network = together(nodes, seed);
+            // One is cut off for a while, of which it notices nothing; meanwhile another one is,
+            // and stays so.
+            let (first, both) = (ms(seed * 5 % 200), ms(20 + seed * 7 % 180));
+            network.cut = Box::new(|from, to| from == 1 || to == 1);
+            network.run(first);
+            network.cut = Box::new(|from, to| from < 2 || to < 2);
+            network.run(both);
+            network.cut = Box::new(|from, to| from == 0 || to == 0);
+            for _ in 0..900 {
+                network.run(ms(1));
+                let evidence = network.of(0).peers().evidence;
+                for of in (1..nodes).filter(|of| network.of(*of).peers().majority || nodes == 2) {
+                    let peer = network.peer(of, 0);
+                    assert!(peer.silent.is_none() || peer.status == MemberStatus::Down);
+                    if let Some(silent) = peer.silent {
+                        assert!(
+                            Some(silent) >= evidence,
+                            "{nodes} nodes, seed {seed}: n{of} says {silent:?}, {evidence:?}"
+                        );
+                    }
+                }
+            }
+            if nodes > 2 {
+                all += nodes - 1;
+                told += (1..nodes).filter(|of| network.peer(*of, 0).silent.is_some()).count();
+            }
+        }
+    }
+    // A node that was cut off has forgotten which nodes it considered down, and may not have found
+    // that again.
+    assert!(told * 10 > all * 9, "{told} of {all} know it");
+}
+
+#[test]
+fn a_majority_says_soon_since_when_one_was_silent() {
+    for nodes in [2, 3, 5, 12, 31] {
+        let mut network = together(nodes, 20);
+        network.kill(0);
+        let down = |network: &Network| (1..nodes).all(|of| network.status(of, 0) == Some(MemberStatus::Down));
+        assert!(network.until(ms(6000), down).is_some());
+        let silent = |network: &Network| (1..nodes).all(|of| network.peer(of, 0).silent.is_some());
+        let took = network.until(ms(100), silent);
+        assert!(took.is_some(), "{nodes} nodes");
+    }
+}
+
+#[test]
+fn what_is_renounced_is_no_evidence() {
+    let mut network = together(3, 12);
+    // Answers to what was asked before are on their way.
+    network.act(0, |membership, now| {
+        membership.send_heartbeats(now);
+        membership.discard_evidence(now + ms(1));
+    });
+    assert_eq!(network.of(0).peers().evidence, None);
+    network.run(ms(3));
+    assert_eq!(network.of(0).peers().evidence, None, "they do not count");
+    network.run(HEARTBEAT);
+    assert!(network.of(0).peers().evidence.is_some(), "later ones do");
+}
+
+#[test]
+fn the_next_round_brings_no_discarded_evidence_back() {
+    let mut network = together(3, 12);
+    network.act(0, |membership, now| {
+        membership.discard_evidence(now);
+        membership.send_heartbeats(now);
+        assert_eq!(membership.peers().evidence, None, "nobody has answered since");
+    });
+}
+
+/// The answer of a node that considers this generation of `gone` down.
+fn ack(asked: Duration, gone: &NodeName, generation: u64) -> Vec<u8> {
+    let gone = vec![Gone { node: MemberId::key(gone), generation, silent: nanoseconds(ms(40)) }];
+    let ack = Ack { asked: nanoseconds(asked), at: StateVersion::default(), disowned: None, gone };
+    Wire::Ack(ack).encode().unwrap()
+}
+
+/// A node that others answered again may be down a second time. They answered it until then.
+#[test]
+fn lists_of_the_gone_say_nothing_of_a_later_generation() {
+    for generation in 1..4 {
+        let mut network = together(3, 19);
+        let (mut member, now) = (network.take(1), network.now);
+        let node = MemberId::key(&name(0));
+        member.swim.learn(MemberId { node, generation: 2 }, foca::State::Down, false).unwrap();
+        member.process_swim(now);
+        member.send_heartbeats(now);
+        member.receive(&name(2), &ack(now, &name(0), generation), now).unwrap();
+        let peer = &member.peers().members[&name(0)];
+        assert_eq!((peer.status, peer.generation), (MemberStatus::Down, 2));
+        assert_eq!(peer.silent.is_some(), generation >= 2, "generation {generation}");
+        assert_eq!(peer.confirmed, (generation >= 2).then_some(now), "generation {generation}");
+    }
+}
+
+/// It may be another run, which has answered that node since.
+#[test]
+fn the_list_of_the_gone_is_forgotten_with_the_run_that_sent_it() {
+    let mut network = together(3, 19);
+    let (mut member, now) = (network.take(1), network.now);
+    let learn = |member: &mut Membership, node: usize, generation: u64, state: foca::State| {
+        let member_id = MemberId { node: MemberId::key(&name(node)), generation };
+        member.swim.learn(member_id, state, false).unwrap();
+        member.process_swim(now);
+    };
+    learn(&mut member, 0, 1, foca::State::Down);
+    member.send_heartbeats(now);
+    member.receive(&name(2), &ack(now, &name(0), 1), now).unwrap();
+    let silent = |member: &Membership| member.peers().members[&name(0)].silent.is_some();
+    assert!(silent(&member));
+    learn(&mut member, 2, 1, foca::State::Down);
+    learn(&mut member, 2, 2, foca::State::Alive);
+    assert!(!silent(&member));
+    member.receive(&name(2), &ack(now, &name(0), 1), now).unwrap();
+    assert!(silent(&member), "the new run says so, too");
+}
+
+#[test]
+fn of_a_large_cluster_a_sample_is_asked() {
+    let mut network = together(60, 13);
+    network.run(ms(1000));
+    for node in 0..60 {
+        assert!(network.now - network.of(node).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    }
+    // 25 of 60 hear each other alone: more than half of many a sample.
+    network.cut = Box::new(|from, to| (from < 25) != (to < 25));
+    let cut = network.now;
+    network.run(ms(3000));
+    for node in 0..60 {
+        // For the majority, not in each round; for the others, until SWIM has found how few they
+        // are.
+        let evidence = network.of(node).peers().evidence.unwrap().saturating_sub(cut);
+        assert_eq!(evidence > ms(1500), node >= 25, "node {node}: {evidence:?} after the cut");
+    }
+}
