@@ -51,8 +51,8 @@ pub(crate) fn later_epoch(one: u64, other: u64) -> u64 {
     if is_later(other, one) { other } else { one }
 }
 
-/// The record of a node. It is created when the node starts for the first time, and written only while the
-/// node hears no majority of its peers, and by nodes that take its VIPs.
+/// The record of a node. It is created when the node starts for the first time. It is written only while the
+/// node hears no majority of its peers, or after another node wrote it, and by nodes that take its VIPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRecord {
     /// The content.

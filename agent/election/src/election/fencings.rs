@@ -312,8 +312,8 @@ impl FencingScene<'_> {
             return (Some(FencingStage::Fenced { until: self.now + FENCED }), None);
         }
         let (displaces, is_long) = (fencing.aim == Aim::Displace, promise > self.lease);
-        if displaces && is_long {
-            // It was no majority either, and need not have noticed that there is one.
+        if displaces && (is_long || !self.peers.majority) {
+            // It was no majority either, and need not have noticed that there is one. Or a majority may be elsewhere.
             fencing.aim = Aim::Challenge;
         }
         // A majority need not wait for its record.

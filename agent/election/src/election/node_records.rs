@@ -52,12 +52,10 @@ pub(super) struct OwnRecord {
     unread: bool,
     /// It does not exist. It is created at the start, so that others can keep something in it.
     missing: bool,
-    /// The promise that it is confirmed with, as it was written or read last.
+    /// The promise that it is confirmed with, as it was written or read last. `None`: another node wrote it last.
     confirmed: Option<Duration>,
     /// The operation under way.
     operation: Option<OwnOperation>,
-    /// Another node waits for a confirmation.
-    challenged: bool,
     /// The operations in a row that failed. Nothing begins before `not_before`.
     failures: u32,
     not_before: Duration,
@@ -70,6 +68,12 @@ pub(super) struct OwnRecord {
 }
 
 impl OwnRecord {
+    /// Returns whether another node wrote it last. That node waits for a confirmation, or any node may take the VIPs
+    /// of this one.
+    const fn is_disputed(&self) -> bool {
+        self.version.is_some() && self.confirmed.is_none()
+    }
+
     /// Returns when to look for evidence if no other input comes before.
     pub(super) const fn seeks_at(&self) -> Option<Duration> {
         self.seeks_at
@@ -124,7 +128,8 @@ impl Election {
         if self.record.operation.is_some() || !self.fence.seeks_evidence() || self.outranked || !needs {
             return None;
         }
-        if self.record.challenged || self.record.missing {
+        // A node that may not answer now has something else to see to first.
+        if self.record.is_disputed() && self.fence.deadline.is_some() || self.record.missing {
             return Some(self.record.not_before);
         }
         (!self.has_answers(peers)).then(|| self.fence.confirmation_due().max(self.record.not_before))
@@ -206,7 +211,7 @@ impl Election {
             (Some(OwnOperation::Confirm { promise, written }), RecordOutcome::Swapped(version)) => {
                 let record = &mut self.record;
                 (record.version, record.confirmed, record.promise) = (Some(version), Some(written), written);
-                (record.failures, record.challenged, record.missing) = (0, false, false);
+                (record.failures, record.missing) = (0, false);
                 if let Some(promise) = promise {
                     self.fence.confirm(asked, promise);
                     self.extend(peers, now);
@@ -245,11 +250,9 @@ impl Election {
         self.record.promise = content.promise;
         let is_new = self.record.version.replace(version.clone()) != Some(version);
         match content.standing {
-            // A node that answers for nothing now has something else to see to first.
-            RecordStanding::Challenged(_) => self.record.challenged = self.fence.is_open(now),
             RecordStanding::Fenced(by) if is_new => self.lose_record(&Lost::Displaced(by), now),
             RecordStanding::Confirmed => self.record.confirmed = Some(content.promise),
-            RecordStanding::Fenced(_) => {}
+            RecordStanding::Challenged(_) | RecordStanding::Fenced(_) => {}
         }
     }
 

@@ -84,6 +84,24 @@ fn a_majority_fences_the_leader_that_it_follows_and_waits_for_a_long_promise_onl
     assert_eq!(bench.said(), ["read"]);
 }
 
+/// The leader may be with a majority elsewhere by then.
+#[test]
+fn a_majority_that_is_lost_before_the_record_is_read_gives_the_leader_time_to_answer() {
+    let mut bench = Bench::following();
+    bench.recorded();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4);
+    assert_eq!((bench.said(), bench.recorded()), (vec!["read".to_owned()], vec!["read b".to_owned()]));
+    bench.falls("c", MemberStatus::Down);
+    bench.peers.majority = false;
+    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    assert_eq!(bench.recorded(), ["challenge b (r1)"]);
+    bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(20);
+    assert_eq!(bench.recorded(), [""; 0]);
+    bench.ticks(1);
+    assert_eq!(bench.recorded(), ["fence b (r2)"]);
+}
+
 /// A node without a majority, which follows `b`. `b` and another node are down.
 fn minority() -> Bench {
     let mut bench = Bench::following();

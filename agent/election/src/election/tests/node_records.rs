@@ -275,6 +275,30 @@ fn a_node_that_is_fenced_leads_again_what_is_still_its_own() {
     assert_eq!(bench.role(), Role::Leading);
 }
 
+/// With a majority it needs no record. A minority elsewhere would take its VIPs later, and not challenge it.
+#[test]
+fn a_node_with_a_majority_confirms_what_another_one_wrote_into_its_record() {
+    for standing in [RecordStanding::Fenced, RecordStanding::Challenged] {
+        let mut bench = Bench::leading();
+        let other = record(standing(node_name("b")), "r7");
+        bench.give(Input::RecordChanged { node: node_name("a"), record: Some(other.clone()) });
+        bench.recorded();
+        bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(other.clone()))));
+        assert_eq!(bench.recorded(), ["confirm a (r7) for 300 ms"]);
+
+        let mut bench = alone();
+        bench.later(LEASE).give(Input::Tick { carrier: true });
+        bench.recorded();
+        bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(other))));
+        assert_eq!(bench.recorded(), [""; 0], "it may not answer yet");
+        bench.falls("b", MemberStatus::Alive);
+        bench.peers.majority = true;
+        bench.want(&["a"]);
+        bench.tick();
+        assert_eq!(bench.recorded(), ["confirm a (r7) for 300 ms"]);
+    }
+}
+
 /// It may have said that this node is fenced.
 #[test]
 fn a_node_whose_record_is_gone_leads_again_what_is_still_its_own() {
