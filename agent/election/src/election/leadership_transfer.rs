@@ -109,9 +109,7 @@ impl Election {
         }
         let unable = self.unable(peers);
         let can = |candidate: &Candidate, vip| {
-            candidate.node != self.local
-                && self.preference(candidate, peers).is_some()
-                && !unable.includes(&candidate.node, vip)
+            self.preference(candidate, peers).is_some() && !unable.includes(&candidate.node, vip)
         };
         let goes = |vip: &Vip| {
             self.availability.unable.contains(vip)
@@ -231,7 +229,7 @@ impl Election {
         | ElectionMessage::Declined { vip, .. }) = *message;
         let AbilityToLead { unable, draining, .. } = &self.availability;
         // A peer may not have read yet that this node's object is gone, and would get the VIP back at once.
-        let can = self.fence.is_informed() && !unable.contains(&vip) && !draining && self.may_lead(vip);
+        let can = !unable.contains(&vip) && !draining && self.may_lead(vip);
         match (self.state_of(vip, now), *message) {
             (Some((state, mut cx)), message) => state.receive(from, message, can, &mut cx),
             (None, ElectionMessage::Take { vip, epoch }) => self.decline_unknown(vip, epoch, from, now),
