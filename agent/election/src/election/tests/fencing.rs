@@ -245,6 +245,20 @@ fn a_minority_fences_a_leader_that_left_only_if_it_promised_more() {
 }
 
 #[test]
+fn a_minority_that_was_cut_off_only_reads_the_record_of_a_leader_that_left() {
+    let mut bench = Bench::following();
+    bench.later(LEASE * 2).give(Input::Tick { carrier: true });
+    bench.falls("b", MemberStatus::Left);
+    bench.falls("c", MemberStatus::Down);
+    bench.peers.majority = false;
+    bench.recorded();
+    bench.want(&["a"]);
+    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")))).ticks(10);
+    let of_b: Vec<_> = bench.recorded().into_iter().filter(|line| line.contains(" b")).collect();
+    assert_eq!(of_b, ["read b"]);
+}
+
+#[test]
 fn a_leader_that_a_minority_never_heard_of_is_fenced_once_it_had_time_to_be_heard_of() {
     let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
     bench.peers.members.remove(&node_name("c"));
