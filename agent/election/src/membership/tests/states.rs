@@ -7,8 +7,8 @@ use super::{
     together,
 };
 use crate::membership::{
-    AgentInfo, Full, Item, ItemKey, ItemKind, MemberId, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
-    WireVersions,
+    AgentInfo, Full, Item, ItemKey, ItemKind, MemberId, MemberStatus, Membership, MembershipEvent, ProbedPort, State,
+    Why, WireVersions,
     items::ItemChange,
     remote_state::{Progress, RemoteState},
     wire::{Delta, DeltaChange, StateVersion},
