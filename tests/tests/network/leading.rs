@@ -182,7 +182,8 @@ fn a_leader_whose_node_is_deleted_transfers_the_address_without_a_long_silence()
     cluster.manifests.write_nodes_but(&cluster.lan, &first)?;
     await_successor(&cluster, mac)?;
     let second = cluster.await_leader(VIP)?;
-    cluster.await_standing(&second.name, &first, "alive").context("its agent runs on")?;
+    let transfers = |line: &str| line.contains("no longer leading") && line.contains("handed over to");
+    cluster.agent(&first)?.process().wait_for_line("a transfer", PATIENCE, transfers)?;
     cluster.manifests.write_nodes(&cluster.lan, &[])?;
     await_candidate(&cluster, VIP, &first)?;
     services::await_all(&cluster)?;
