@@ -14,7 +14,7 @@ use prometheus_client::{
 
 use vipmux_cluster::store::{Deleted, StoreError, StoreOperation, StoreOutcome, Swapped};
 use vipmux_datapath::{announce::SendError, link::SegmentReaches};
-use vipmux_election::{Lost, membership::Why};
+use vipmux_election::{AddressOwner, Lost, membership::Why};
 use vipmux_model::{reach::SegmentReach, reason::Reason};
 
 type Label = [(&'static str, &'static str); 1];
@@ -60,6 +60,7 @@ struct ElectionMeters {
     nodes: Gauge,
     versions: Family<[(&'static str, String); 1], Gauge>,
     announcements: Family<Label, Counter>,
+    probes: Family<Label, Counter>,
 }
 
 /// The metrics of the pipeline, the plans and the self-check.
@@ -129,6 +130,9 @@ impl ElectionMeters {
         for result in ["sent", "failed"] {
             drop(self.announcements.get_or_create(&[("result", result)]));
         }
+        for result in ["nobody", "unknown", "node", "foreign"] {
+            drop(self.probes.get_or_create(&[("result", result)]));
+        }
     }
 
     fn register(&self, registry: &mut Registry) {
@@ -158,6 +162,8 @@ impl ElectionMeters {
         registry.register("vipmux_agent_versions", help, self.versions.clone());
         let help = "Gratuitous ARP, neighbor advertisements, and probes for addresses";
         registry.register("vipmux_announcements", help, self.announcements.clone());
+        let help = "Questions to the LAN who has a VIP, by answer";
+        registry.register("vipmux_address_probes", help, self.probes.clone());
     }
 }
 
@@ -324,6 +330,17 @@ impl Meters {
     pub fn announced(&self, sent: &Result<(), SendError>) {
         let result = if sent.is_ok() { "sent" } else { "failed" };
         self.election.announcements.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a question to the LAN.
+    pub fn address_probed(&self, owner: &AddressOwner) {
+        let result = match owner {
+            AddressOwner::Nobody => "nobody",
+            AddressOwner::Unknown => "unknown",
+            AddressOwner::Peer => "node",
+            AddressOwner::ForeignSpeaker(_) => "foreign",
+        };
+        self.election.probes.get_or_create(&[("result", result)]).inc();
     }
 
     /// Counts a self-check.

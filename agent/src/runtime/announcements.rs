@@ -37,6 +37,10 @@ pub(super) struct Announcements {
     prober: AddressProber,
     /// The number of frames that had come in when the LAN was asked for an address.
     received: BTreeMap<Vip, u64>,
+    /// Whether a question was sent for an address that the LAN is asked for. Without a frame to send, it is missing.
+    asked: BTreeMap<Vip, bool>,
+    /// The system does not say how many frames came in.
+    uncounted: bool,
     pub(super) conflicts: AddressConflicts,
     /// The VIPs whose answers are lost on this node.
     lossy: BTreeSet<Vip>,
@@ -67,6 +71,8 @@ impl Announcements {
             sender: Sender::open()?,
             prober: AddressProber::new(seed),
             received: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            uncounted: false,
             conflicts,
             lossy: BTreeSet::new(),
             problems,
@@ -118,28 +124,29 @@ impl Announcements {
 
     /// Sends the announcements that are due. A frame that cannot be sent now is one of a burst.
     pub(super) fn send_due(&mut self) {
-        let frames = self.announcer.due(Instant::now());
-        self.send(&frames);
+        for frame in self.announcer.due(Instant::now()) {
+            self.send(&frame);
+        }
     }
 
-    fn send(&mut self, frames: &[Frame]) {
-        for frame in frames {
-            let (sent, now) = (self.sender.send(frame), Instant::now());
-            self.meters.announced(&sent);
-            let interface = || interface_name(frame.ifindex);
-            match sent {
-                Ok(()) => {
-                    if let Some(failed) = self.failures.sent(frame.ifindex, now) {
-                        tracing::info!(interface = interface(), failed, "announcements are sent again");
-                    }
+    /// Sends a frame. Returns whether it was sent.
+    fn send(&mut self, frame: &Frame) -> bool {
+        let (sent, now) = (self.sender.send(frame), Instant::now());
+        self.meters.announced(&sent);
+        let interface = || interface_name(frame.ifindex);
+        match &sent {
+            Ok(()) => {
+                if let Some(failed) = self.failures.sent(frame.ifindex, now) {
+                    tracing::info!(interface = interface(), failed, "announcements are sent again");
                 }
-                Err(error) if self.failures.failed(frame.ifindex, now) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(interface = interface(), error, "announcements are not sent");
-                }
-                Err(_) => {}
             }
+            Err(error) if self.failures.failed(frame.ifindex, now) => {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(interface = interface(), error, "announcements are not sent");
+            }
+            Err(_) => {}
         }
+        sent.is_ok()
     }
 
     /// Asks the LAN for these addresses, from the next event on; `true`: by duplicate address
@@ -148,8 +155,9 @@ impl Announcements {
         if vips.is_empty() {
             return Ok(());
         }
-        let (received, now) = (received_frames(&serving.interfaces), boottime()?);
+        let (received, now) = (self.received_frames(&serving.interfaces), boottime()?);
         for &(vip, detect) in vips {
+            self.asked.remove(&vip);
             let segments = serving.segments_of(vip).collect();
             let mode = if detect { AddressProbeMode::Detect } else { AddressProbeMode::Query };
             if !detect {
@@ -164,14 +172,35 @@ impl Announcements {
     pub(super) fn poll_probes(&mut self, serving: &Serving) -> Result<Option<ProbeAnswers>, KernelError> {
         let speakers = serving.kernel.speakers()?;
         let AddressProbeActions { frames, outcomes } = self.prober.poll(&speakers, boottime()?);
-        self.send(&frames);
+        for (vip, frame) in &frames {
+            let sent = self.send(frame);
+            *self.asked.entry(*vip).or_default() |= sent;
+        }
         if outcomes.is_empty() {
             return Ok(None);
         }
-        Ok(Some(ProbeAnswers { outcomes, received: received_frames(&serving.interfaces) }))
+        Ok(Some(ProbeAnswers { outcomes, received: self.received_frames(&serving.interfaces) }))
     }
 
-    /// Converts an answer. If no frame came in since the probe, silence proves nothing.
+    /// Returns the number of frames that came in where VIPs are announced; 0 if the system does not say.
+    fn received_frames(&mut self, interfaces: &AttachedInterfaces) -> u64 {
+        let names: BTreeSet<_> = interfaces.attached.keys().map(|port| interface_name(*port)).collect();
+        match std::fs::read_to_string("/proc/thread-self/net/dev") {
+            Ok(table) => {
+                self.uncounted = false;
+                received(&table).filter(|(name, _)| names.contains(*name)).map(|(_, packets)| packets).sum()
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.uncounted, true) {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "received frames cannot be counted, answers of the LAN prove nothing");
+                }
+                0
+            }
+        }
+    }
+
+    /// Converts an answer, and counts it.
     pub(super) fn owner(
         &mut self,
         vip: Vip,
@@ -179,13 +208,11 @@ impl Announcements {
         received: u64,
         serving: &Serving,
     ) -> AddressOwner {
-        let before = self.received.remove(&vip);
-        match outcome {
-            AddressAvailability::Free if before == Some(received) => AddressOwner::Unknown,
-            AddressAvailability::Free => AddressOwner::Nobody,
-            AddressAvailability::Taken { mac, .. } if serving.kernel.observed().is_peer(*mac) => AddressOwner::Peer,
-            AddressAvailability::Taken { mac, .. } => AddressOwner::ForeignSpeaker(*mac),
-        }
+        let (before, asked) = (self.received.remove(&vip), self.asked.remove(&vip));
+        let is_peer = |mac| serving.kernel.observed().is_peer(mac);
+        let owner = owner(outcome, asked, before == Some(received), is_peer);
+        self.meters.address_probed(&owner);
+        owner
     }
 
     /// Reads who spoke for VIPs since the last heartbeat, defends led VIPs, and reports conflicts.
@@ -216,12 +243,20 @@ impl Announcements {
     }
 }
 
-/// Returns the number of frames that came in where VIPs are announced; 0 if the system does not
-/// say.
-fn received_frames(interfaces: &AttachedInterfaces) -> u64 {
-    let names: BTreeSet<_> = interfaces.attached.keys().map(|port| interface_name(*port)).collect();
-    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
-    received(&table).filter(|(name, _)| names.contains(*name)).map(|(_, packets)| packets).sum()
+/// Converts an answer. Silence proves nothing if no question was sent, or no frame came in since (`is_quiet`).
+/// `asked`: whether a question was sent; `None`: there was nothing to send.
+fn owner(
+    outcome: &AddressAvailability,
+    asked: Option<bool>,
+    is_quiet: bool,
+    is_peer: impl Fn(Mac) -> bool,
+) -> AddressOwner {
+    match outcome {
+        AddressAvailability::Free if is_quiet || asked == Some(false) => AddressOwner::Unknown,
+        AddressAvailability::Free => AddressOwner::Nobody,
+        AddressAvailability::Taken { mac, .. } if is_peer(*mac) => AddressOwner::Peer,
+        AddressAvailability::Taken { mac, .. } => AddressOwner::ForeignSpeaker(*mac),
+    }
 }
 
 /// Describes a conflict. `own`: the MAC that this node announces there.
@@ -258,6 +293,24 @@ fn received(table: &str) -> impl Iterator<Item = (&str, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silence_after_questions_that_were_not_sent_proves_nothing() {
+        let (node, foreign) = (Mac::new([2, 0, 0, 0, 0, 1]), Mac::new([2, 0, 0, 0, 0, 2]));
+        let free = AddressAvailability::Free;
+        for (asked, is_quiet, expected) in [
+            (Some(true), false, AddressOwner::Nobody),
+            (None, false, AddressOwner::Nobody),
+            (Some(false), false, AddressOwner::Unknown),
+            (Some(true), true, AddressOwner::Unknown),
+        ] {
+            assert_eq!(owner(&free, asked, is_quiet, |_| false), expected, "{asked:?} {is_quiet}");
+        }
+        for (mac, expected) in [(node, AddressOwner::Peer), (foreign, AddressOwner::ForeignSpeaker(foreign))] {
+            let taken = AddressAvailability::Taken { mac, ifindex: 2 };
+            assert_eq!(owner(&taken, Some(false), true, |mac| mac == node), expected);
+        }
+    }
 
     #[test]
     fn received_packets_are_read_by_interface() {

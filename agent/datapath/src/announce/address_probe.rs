@@ -75,8 +75,8 @@ pub enum AddressAvailability {
 /// The outputs of [`AddressProber::poll`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AddressProbeActions {
-    /// The frames to send now.
-    pub frames: Vec<Frame>,
+    /// The frames to send now, each with the VIP that it asks for.
+    pub frames: Vec<(Vip, Frame)>,
     /// The results of probes that ended. Each is returned once.
     pub outcomes: Vec<(Vip, AddressAvailability)>,
 }
@@ -187,7 +187,7 @@ impl AddressProber {
 }
 
 impl RunningProbe {
-    fn send_round(&mut self, vip: Vip, now: Duration, frames: &mut Vec<Frame>) {
+    fn send_round(&mut self, vip: Vip, now: Duration, frames: &mut Vec<(Vip, Frame)>) {
         for &(ifindex, mac) in &self.probe.interfaces {
             let bytes = match vip.address() {
                 IpAddr::V4(address) => arp::probe(address, mac),
@@ -195,7 +195,7 @@ impl RunningProbe {
                     Some(ndp::probe(address, SolicitedNodeGroup::of(address, ifindex), mac, self.nonce))
                 }
             };
-            frames.extend(bytes.map(|bytes| Frame { ifindex, bytes }));
+            frames.extend(bytes.map(|bytes| (vip, Frame { ifindex, bytes })));
         }
         self.sent += 1;
         // Counts from now, not from the due time: after a delay the wait for an answer must not be

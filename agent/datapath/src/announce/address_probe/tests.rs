@@ -89,11 +89,11 @@ fn each_interface_is_asked_by_its_own_mac() {
     let frames = prober(vip(1), AddressProbeMode::Detect).poll(&[], T).frames;
     let expected = PLACES.map(|(ifindex, mac)| {
         let IpAddr::V4(address) = vip(1).address() else { unreachable!() };
-        Frame { ifindex, bytes: arp::probe(address, mac).unwrap() }
+        (vip(1), Frame { ifindex, bytes: arp::probe(address, mac).unwrap() })
     });
     assert_eq!(frames, expected);
     let frames = prober(vip_v6(), AddressProbeMode::Detect).poll(&[], T).frames;
-    let of = |frame: &Frame| (frame.ifindex, Mac::new(frame.bytes[6..12].try_into().unwrap()));
+    let of = |(_, frame): &(Vip, Frame)| (frame.ifindex, Mac::new(frame.bytes[6..12].try_into().unwrap()));
     assert_eq!(frames.iter().map(of).collect::<Vec<_>>(), PLACES);
 }
 
@@ -135,7 +135,7 @@ fn a_packet_counts_as_an_answer_by_its_sender_content_and_time() {
 fn a_question_that_comes_back_by_another_mac_is_recognized_by_its_nonce() {
     for own in [true, false] {
         let mut prober = prober(vip_v6(), AddressProbeMode::Detect);
-        let sent = prober.poll(&[], T).frames.swap_remove(0).bytes;
+        let sent = prober.poll(&[], T).frames.swap_remove(0).1.bytes;
         let mut option: [u8; 8] = *sent.last_chunk().unwrap();
         option[7] ^= u8::from(!own);
         let heard = VipSpeaker { option: Some(option), ..probes(vip_v6(), T + ms(1)) };

@@ -42,7 +42,7 @@ fn ask(node: &Namespace, maps: &Maps, vip: Vip, outlet: (u32, Mac), mode: Addres
             let noted = maps.read_speakers().unwrap();
             let heard: Vec<_> = noted.iter().map(|(key, speaker)| VipSpeaker::new(*key, speaker, |_| false)).collect();
             let turn = prober.poll(&heard, now());
-            turn.frames.iter().for_each(|frame| sender.send(frame).unwrap());
+            turn.frames.iter().for_each(|(_, frame)| sender.send(frame).unwrap());
             if let Some((_, outcome)) = turn.outcomes.first() {
                 return *outcome;
             }

@@ -38,14 +38,16 @@ impl Script<'_> {
     pub(super) fn write(&mut self, scenario: Scenario, during: Range<u64>) -> (Promise, u64) {
         let window = Promise { overlap: WINDOW, answer: Duration::from_secs(8), ..STRICT };
         let slow = Promise { answer: Duration::from_secs(3), ..STRICT };
+        // By then a leader has given up what is beyond its bound: one VIP a second.
+        let settled = BEGIN + 1_000 * self.vips as u64;
         let promise = match scenario {
             Scenario::Quiet => {
-                self.add(BEGIN, Fault::Mark);
+                self.add(settled, Fault::Mark);
                 return (Promise { moves: 0, writes: 0, ..STRICT }, during.end);
             }
             Scenario::Loss => {
                 self.add(5_000, Fault::Loss(300));
-                self.add(BEGIN, Fault::Mark);
+                self.add(settled, Fault::Mark);
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
             // An agent can take a VIP that is handed over, die before it has written the Lease, and start again
