@@ -447,8 +447,8 @@ fn messages_come_through_unless_the_node_is_unknown() {
     network.act(0, |membership, _| membership.send_message(&name(1), message));
     network.run(ms(1));
     assert_eq!(network.events[1].last().unwrap().1, MembershipEvent::Message { from: name(0), message });
-    let mut receiver = Membership::new(name(1), 1, network.settings.clone(), network.now);
-    let received = receiver.receive(&name(0), &[], network.now);
+    let mut other = Membership::new(name(1), 1, network.settings.clone(), network.now);
+    let received = other.receive(&name(0), &[], network.now);
     assert!(matches!(received, Err(Malformed::Stranger)), "{received:?}");
 }
 

@@ -18,6 +18,15 @@ pub(super) struct Build {
     pub(super) lease: Option<Duration>,
 }
 
+/// The state of a node's object in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NodeObject {
+    Schedulable,
+    Cordoned,
+    /// The machine and its agent go on.
+    Deleted,
+}
+
 /// A simulated node.
 pub(super) struct Node {
     pub(super) name: NodeName,
@@ -37,9 +46,7 @@ pub(super) struct Node {
     pub(super) access: StoreAccess,
     /// The time that its source takes to read the objects again; `None`: milliseconds.
     pub(super) reload: Option<Duration>,
-    pub(super) cordoned: bool,
-    /// Its Node object was deleted. The machine and its agent go on.
-    pub(super) deleted: bool,
+    pub(super) object: NodeObject,
     /// It was asked to drain or to stop.
     pub(super) leaving: bool,
     /// The time at which it was last started, resumed or plugged in.
@@ -63,8 +70,7 @@ impl Node {
             hangs: false,
             access: StoreAccess::Open,
             reload: None,
-            cordoned: false,
-            deleted: false,
+            object: NodeObject::Schedulable,
             leaving: false,
             since: Duration::ZERO,
         }
@@ -137,13 +143,13 @@ impl Cluster {
 
     /// Returns the numbers of the nodes that have a Node object.
     pub(super) fn registered(&self) -> impl Iterator<Item = usize> {
-        self.nodes.iter().enumerate().filter(|(_, node)| !node.deleted).map(|(number, _)| number)
+        self.nodes.iter().enumerate().filter(|(_, node)| node.object != NodeObject::Deleted).map(|(number, _)| number)
     }
 
     /// Returns whether an agent runs there that can lead.
     pub(super) fn is_there(&self, node: usize) -> bool {
         let at = &self.nodes[node];
-        at.agent.is_some() && at.paused.is_none() && !at.deleted && self.network.is_on(node)
+        at.agent.is_some() && at.paused.is_none() && at.object != NodeObject::Deleted && self.network.is_on(node)
     }
 
     /// Returns the VIPs and who may lead them, as from the manifests.
@@ -154,7 +160,7 @@ impl Cluster {
                 weight: 1,
                 score: if scores { Self::score(number) } else { 0 },
                 excluded: false,
-                cordoned: self.nodes[number].cordoned,
+                cordoned: self.nodes[number].object == NodeObject::Cordoned,
             };
             self.registered().map(candidate).collect()
         };

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{AgentEvent, Build, StoreAccess, World, WorldEvent, network::Network, vip};
+use super::{AgentEvent, Build, StoreAccess, World, WorldEvent, cluster::NodeObject, network::Network, vip};
 use vipmux_model::Vip;
 
 /// A fault, or its end. Nodes and VIPs are given by their numbers.
@@ -133,11 +133,11 @@ impl World {
             Fault::Drain(node, drains) => self.at(node).drain(drains, false),
             Fault::Stop(node) => self.at(node).drain(true, true),
             Fault::Cordon(node, cordoned) => {
-                self.cluster.nodes[node].cordoned = cordoned;
+                self.cluster.nodes[node].object = if cordoned { NodeObject::Cordoned } else { NodeObject::Schedulable };
                 self.update_wanted();
             }
             Fault::Delete(node, deleted) => {
-                self.cluster.nodes[node].deleted = deleted;
+                self.cluster.nodes[node].object = if deleted { NodeObject::Deleted } else { NodeObject::Schedulable };
                 self.update_wanted();
             }
             Fault::Want(number, wanted) => self.want(vip(number), wanted),
@@ -206,7 +206,7 @@ impl World {
             self.thaw(node);
             self.at(node).resume();
             self.at(node).drain(false, false);
-            (self.cluster.nodes[node].cordoned, self.cluster.nodes[node].deleted) = (false, false);
+            self.cluster.nodes[node].object = NodeObject::Schedulable;
             let after = self.dice.millis(0, 20);
             self.schedule.after(after, WorldEvent::Fault(Fault::Start(node)));
         }

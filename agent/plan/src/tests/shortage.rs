@@ -23,10 +23,10 @@ fn a_full_map_is_reported_and_served_claims_go_on() {
 
 #[test]
 fn a_vip_of_which_nothing_found_room_is_not_served() {
-    let other = vip([192, 0, 2, 8]);
+    let other = vip("192.0.2.8");
     let mut world = World::with_capacities(Capacities { backends: 1, ..Capacities::default() });
     let mut wanted = desired().serve(80, "web", &backends(&[(1, "b")])).serve(81, "large", &backends(&[(2, "b")]));
-    wanted.vips.insert(other, wanted.vips[&vip(VIP)].clone());
+    wanted.vips.insert(other, wanted.vips[&vip(VIP)]);
     let service = wanted.services[&tcp_claim(vip(VIP), 81)].clone();
     wanted.services.insert(tcp_claim(other, 81), service);
     let plan = world.reach(&wanted);

@@ -53,7 +53,7 @@ impl Script<'_> {
             // An agent can take a VIP that is handed over, die before it has written the Lease, and start again
             // at once. It claims nothing then, and others wait a second for its claim.
             Scenario::Crash => Promise { answer: Duration::from_millis(1_200), ..STRICT },
-            Scenario::Pause | Scenario::Link => STRICT,
+            Scenario::Pause | Scenario::Link | Scenario::Delete => STRICT,
             // docs/failover.md says so.
             Scenario::Single => {
                 let (answer, without_store) = (Duration::from_millis(400), Duration::from_millis(500));
@@ -65,7 +65,6 @@ impl Script<'_> {
             }
             // A second to read the objects, and a takeover.
             Scenario::SlowSource => Promise { answer: Duration::from_millis(1_600), ..STRICT },
-            Scenario::Delete => STRICT,
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
             Scenario::Freeze => Promise { overlap: LEFT, answer: Duration::from_secs(3), ..STRICT },
             // The longest lease, and the time to find out that its node is down.
