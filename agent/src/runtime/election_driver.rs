@@ -103,7 +103,8 @@ impl ElectionDriver {
     }
 
     /// Publishes this node's MACs to the peers, and reports to the election which VIPs cannot be
-    /// announced here. `unserved`: those that found no room in the maps. `lossy`: those whose answers are lost.
+    /// announced here. `unserved`: VIPs of which nothing found room in the maps. `lossy`: VIPs
+    /// whose answers are lost.
     pub(super) fn update_node(
         &mut self,
         kernel: &mut Kernel,

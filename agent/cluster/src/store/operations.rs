@@ -113,7 +113,7 @@ pub struct StoreOperations<S> {
     survey: Arc<Semaphore>,
     /// Operations on nodes' records do not wait behind those on Leases: takeovers wait for them.
     records: Arc<Semaphore>,
-    /// Urgent operations wait for nobody. There is one at a time, and beside it those that were given up.
+    /// Urgent operations wait for no other one. There is one at a time, beside operations that were given up.
     urgent: Arc<Semaphore>,
     operation_timeout: Duration,
     queue_timeout: Duration,

@@ -85,6 +85,7 @@ fn a_node_sends_each_other_node_twenty_to_fifty_datagrams_a_second() {
         let each = (network.sent_by[0] - before) / (nodes as u64 - 1);
         assert!((20..50).contains(&each), "{each} in a cluster of {nodes}");
     }
+    assert_says(FAILOVER, &format!("until it has left, or was down for {} s", DELETED.as_secs()));
     assert_says(FAILOVER, "each node sends 20 to 50 small datagrams a second to each other node");
     let MembershipSettings { sample, announced, news, .. } = MembershipSettings::default();
     assert_says(FAILOVER, &format!("In clusters of up to {} nodes", sample + 1));

@@ -131,7 +131,7 @@ fn a_leader_whose_lease_is_deleted_creates_it_again_before_the_renewal_is_due() 
     election.noticed(ReadResult::NoLease, Some("2"), s(2));
     let again = update(&mut election, s(2));
     let expected = LeaseUpdate { expected: None, holder: "a".to_owned(), transitions: 1, acquires: true };
-    assert_eq!(again, expected, "with another number: somebody else may have written in between");
+    assert_eq!(again, expected, "with another number: another allocator may have written in between");
     election.wrote(&again, s(2), UpdateResult::Conflict, s(2));
     election.read(ReadResult::Lease(record("b", "3")), s(2));
     assert_eq!((election.until(s(2)), election.step(s(2))), (None, ElectionStep::Wait(s(17))));

@@ -241,8 +241,8 @@ impl KindWatch {
         self.discovery.presence(&resource(self.kind)).await
     }
 
-    /// Reports that the kind is not served, and waits until that may have changed. Returns whether somebody
-    /// listens.
+    /// Reports that the kind is not served, and waits until that may have changed. Returns whether the receiver
+    /// is there.
     async fn await_presence(&mut self) -> bool {
         let presence = self.presence().await;
         let alive = match &presence {
