@@ -85,7 +85,6 @@ fn a_node_sends_each_other_node_twenty_to_fifty_datagrams_a_second() {
         let each = (network.sent_by[0] - before) / (nodes as u64 - 1);
         assert!((20..50).contains(&each), "{each} in a cluster of {nodes}");
     }
-    assert_says(FAILOVER, &format!("until it has left, or was down for {} s", DELETED.as_secs()));
     assert_says(FAILOVER, "each node sends 20 to 50 small datagrams a second to each other node");
     let MembershipSettings { sample, announced, news, .. } = MembershipSettings::default();
     assert_says(FAILOVER, &format!("In clusters of up to {} nodes", sample + 1));
@@ -492,6 +491,7 @@ fn a_node_that_is_gone_from_the_manifests_is_a_member_until_its_agent_is_down_an
     network.kill(2);
     network.run(ms(5_000));
     assert_eq!(network.status(0, 2), Some(MemberStatus::Down), "its VIPs are taken over");
+    assert_says(FAILOVER, &format!("until it has left, or was down for {} s", DELETED.as_secs()));
     network.run(DELETED + network.settings.join);
     assert_eq!((network.status(0, 2), network.of(0).peers().members.len()), (None, 1));
     network.act(0, |membership, now| membership.set_nodes((0..3).map(name).collect(), now));
