@@ -329,6 +329,9 @@ pub struct Links {
     other_ends: BTreeMap<u32, OtherEnd>,
     /// The interfaces among those of [`Monitor::follow_tags`] that take VLAN tags out of frames.
     strips_tags: BTreeSet<u32>,
+    /// The number of notifications about the interfaces of `strips_tags`. Readers wake up for each, since
+    /// the offload may have been off in between.
+    tag_notifications: u64,
     /// Addresses of `interfaces` that were removed a short time ago.
     removed: Lingering<AddressOf>,
     /// Interfaces that lost their carrier a short time ago.

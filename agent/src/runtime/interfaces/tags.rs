@@ -104,9 +104,10 @@ impl AttachedInterfaces {
         self.tags.drifted.insert(receiver);
     }
 
-    /// Returns whether there is a repair left for an interface.
+    /// Returns whether the next reconciliation changes anything on an interface with `rx-vlan-offload` on:
+    /// a repair is left, or the tags do not count as lost yet.
     pub(in crate::runtime) fn may_defend_tags(&self, receiver: u32) -> bool {
-        self.tags.budget.has(&receiver, Instant::now())
+        self.tags.budget.has(&receiver, Instant::now()) || !self.tags.lost.contains(&receiver)
     }
 
     /// Returns the interfaces by which frames come in: the ports, or bonds' cards.

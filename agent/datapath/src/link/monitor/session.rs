@@ -105,6 +105,7 @@ impl NetlinkSession {
         let (probes, before) = (mem::take(&mut self.probes), mem::take(&mut self.links));
         *self = Self { neighbor_table, unreachability, probes, ..fresh };
         self.links.linger(&before, Instant::now());
+        self.links.tag_notifications = before.tag_notifications + 1;
         self.neighbor_table.clear_entries();
         Ok(())
     }
@@ -136,6 +137,13 @@ impl NetlinkSession {
             interface.is_some_and(|interface| ethtool.strips_tags(&interface.name).unwrap_or_default())
         };
         self.links.strips_tags = interfaces.iter().copied().filter(strips).collect();
+    }
+
+    /// Counts notifications about interfaces that took VLAN tags out of frames before. If they still do,
+    /// readers may have turned that off, and others on again.
+    pub(super) fn count_tag_notifications(&mut self, changed: &Changed) {
+        let again = !changed.interfaces.is_disjoint(&self.links.strips_tags);
+        self.links.tag_notifications += u64::from(again);
     }
 
     async fn read_neighbors(&mut self) -> Result<(), LinkError> {

@@ -134,6 +134,7 @@ impl MonitorTask {
         messages: Vec<NetlinkMessage<RouteNetlinkMessage>>,
     ) -> Result<(), LinkError> {
         let changed = session.observe(messages);
+        session.count_tag_notifications(&changed);
         if changed.overrun {
             session.reopen().await?;
             self.set_targets(session).await?;
