@@ -94,6 +94,10 @@ use vipmux_model::{NodeName, Vip};
 pub const LEASE: Duration = Duration::from_millis(300);
 /// The time from one round of heartbeats to the next.
 pub const HEARTBEAT: Duration = Duration::from_millis(100);
+/// The most operations on the Leases of VIPs that a node has at the store at a time. So it takes 1,000 VIPs
+/// within 3 s where the store needs 100 ms for each, and fills no queue of an API server: they hold hundreds for
+/// each client.
+pub const MAX_LEASE_OPERATIONS: usize = 128;
 /// The time after the start in which a node hears others, if there are any. It takes the VIPs of
 /// leaders that are gone within that time.
 const UNHEARD: Duration = Duration::from_secs(10);
@@ -136,8 +140,6 @@ pub struct Election {
     fence: Fence,
     /// The time of the last heartbeat.
     ticked: Duration,
-    /// By then, the last answers of a majority were old.
-    unanswered: bool,
     /// This node's record in the store, and those of nodes whose VIPs this one is about to take.
     record: OwnRecord,
     fencings: Fencings,
@@ -191,7 +193,6 @@ impl Election {
             inquiries: Inquiries::default(),
             fence: Fence::new(settings.lease, mutated),
             ticked: now,
-            unanswered: false,
             record: OwnRecord::default(),
             fencings: Fencings::default(),
             outranked: false,
@@ -442,9 +443,6 @@ impl Election {
     /// that it has passed.
     fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
         self.commands.push(Command::Heartbeat);
-        // After two rounds of heartbeats by default.
-        let old = self.settings.lease * 3 / 5;
-        self.unanswered = peers.evidence.is_none_or(|asked| now.saturating_sub(asked) >= old);
         self.ticked = now;
         if !self.availability.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
             (self.availability.ready, self.index.preferences) = (true, None);

@@ -20,5 +20,5 @@ pub mod simulation;
 
 pub use self::election::{
     AddressOwner, Command, Election, ElectionSettings, HEARTBEAT, Input, LEASE, LEAVING, Leadership, LeaseOutcome,
-    Lost, PeerAnnouncement, RecordOutcome, Role,
+    Lost, MAX_LEASE_OPERATIONS, PeerAnnouncement, RecordOutcome, Role,
 };

@@ -8,6 +8,7 @@ use tokio::{
 };
 
 use super::{Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, Survey, Swapped, Version};
+use vipmux_election::MAX_LEASE_OPERATIONS;
 use vipmux_model::{NodeName, Vip};
 
 /// The time limit of an operation that has its slot.
@@ -15,8 +16,8 @@ pub(super) const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time limit of the wait for a slot. Behind thousands of others on a slow disk that is
 /// seconds.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Operations on single Leases that run at a time.
-const MAX_CONCURRENT: usize = 8;
+/// Operations on nodes' records that run at a time, and urgent ones.
+const MAX_RECORD_OPERATIONS: usize = 8;
 /// Operations that run, wait, or have a report that nobody took yet: one for each VIP that there
 /// can be.
 const MAX_OUTSTANDING: usize = vipmux_common::abi::capacity::VIPS as usize;
@@ -128,10 +129,10 @@ impl<S: LeaseStore> StoreOperations<S> {
             store: Arc::new(store),
             reports,
             outstanding: permits(MAX_OUTSTANDING),
-            slots: permits(MAX_CONCURRENT),
+            slots: permits(MAX_LEASE_OPERATIONS),
             survey: permits(1),
-            records: permits(MAX_CONCURRENT),
-            urgent: permits(MAX_CONCURRENT),
+            records: permits(MAX_RECORD_OPERATIONS),
+            urgent: permits(MAX_RECORD_OPERATIONS),
             operation_timeout: OPERATION_TIMEOUT,
             queue_timeout: QUEUE_TIMEOUT,
         };

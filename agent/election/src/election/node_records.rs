@@ -132,13 +132,22 @@ impl Election {
         if self.record.is_disputed() && self.fence.deadline.is_some() || self.record.missing {
             return Some(self.record.not_before);
         }
-        (!self.has_answers(peers)).then(|| self.fence.confirmation_due().max(self.record.not_before))
+        let lacking = self.lacks_answers_at(peers);
+        lacking.map(|at| at.max(self.fence.confirmation_due()).max(self.record.not_before))
     }
 
-    /// Returns whether the peers give evidence. As long as there is a majority, a round of heartbeats
-    /// without its answers can be chance.
-    fn has_answers(&self, peers: &Peers) -> bool {
-        peers.evidence >= Some(self.ticked) || peers.majority && !self.unanswered
+    /// Returns when the peers give no evidence any more; `None`: they answered the last heartbeats, and no
+    /// majority answers the next ones. Then the record can still be evidence before the deadline, if the store
+    /// answers within half of `--lease`. An answer of a majority that comes a little late is chance.
+    fn lacks_answers_at(&self, peers: &Peers) -> Option<Duration> {
+        let answered = peers.evidence.filter(|_| peers.majority).map(|asked| asked + self.settings.lease / 2);
+        let open = peers.evidence < Some(self.ticked);
+        answered.or_else(|| open.then_some(Duration::ZERO))
+    }
+
+    /// Returns whether the peers give evidence.
+    fn has_answers(&self, peers: &Peers, now: Duration) -> bool {
+        self.lacks_answers_at(peers).is_none_or(|at| now < at)
     }
 
     /// Returns whether a majority is back, and need not wait for this node's long promise.
@@ -171,7 +180,7 @@ impl Election {
         let undisputed = is_half(peers) || !peers.majority && now >= alone_since + UNDISPUTED;
         let promise = if undisputed { LONG_PROMISE.max(self.settings.lease) } else { self.settings.lease };
         // A majority waits for no record of a node that it answers.
-        let evidence = (!self.has_answers(peers)).then_some(promise);
+        let evidence = (!self.has_answers(peers, now)).then_some(promise);
         let suffices = self.record.confirmed >= Some(promise) && !retracts;
         if self.record.unread || suffices {
             return self.begin_read(evidence);
@@ -241,7 +250,7 @@ impl Election {
         (self.record.unread, self.record.missing, self.record.confirmed) = (false, record.is_none(), None);
         let Some(NodeRecord { content, version }) = record else {
             // It may have said that this node is fenced, which the peers' answers do not.
-            if self.record.version.take().is_some() && !self.has_answers(peers) {
+            if self.record.version.take().is_some() && !self.has_answers(peers, now) {
                 self.lose_record(&Lost::Unrecorded, now);
             }
             self.record.promise = Duration::ZERO;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use script::Script;
 
 use super::{
-    Fault, Setup,
+    Fault, Setup, StoreAccess,
     checker::{COLD, Promise},
     random::Dice,
 };
@@ -75,6 +75,8 @@ pub enum Scenario {
     Chaos,
     /// One node starts, and takes all of a thousand VIPs. The others come later.
     Cold,
+    /// One of two nodes dies, and the other one takes its share of a thousand VIPs, by a slow store.
+    Pair,
     /// A thousand nodes, ten thousand VIPs, and a tenth of the nodes dies at once.
     Large,
 }
@@ -150,7 +152,7 @@ impl Scenario {
 
     /// Returns the scenario of this name. The error lists all names.
     pub fn named(name: &str) -> Result<Self, String> {
-        let all = || Self::SMALL.into_iter().chain([Self::Cold, Self::Large]);
+        let all = || Self::SMALL.into_iter().chain([Self::Cold, Self::Pair, Self::Large]);
         all().find(|scenario| scenario.name() == name).ok_or_else(|| {
             let names: Vec<_> = all().map(Self::name).collect();
             format!("choose one of {}", names.join(", "))
@@ -161,6 +163,7 @@ impl Scenario {
         match self {
             Self::Large => return large(setup, dice),
             Self::Cold => return cold(setup, dice),
+            Self::Pair => return pair(setup, dice),
             _ => {}
         }
         let nodes = setup.nodes.unwrap_or_else(|| [3, 3, 3, 4, 5, 2][dice.index(6)]);
@@ -205,6 +208,23 @@ fn cold(setup: &Setup, dice: &mut Dice) -> Plan {
     let promise = Promise { moves: 1, answer, interval: Duration::from_secs(1), ..STRICT };
     let faults = script.faults;
     Plan { nodes, vips, settings, length: Duration::from_millis(BEGIN) + BALANCED, faults, promise }
+}
+
+fn pair(setup: &Setup, dice: &mut Dice) -> Plan {
+    let (nodes, vips) = (2, setup.vips.unwrap_or(2_000));
+    let settings = ElectionSettings { hold_down: Duration::ZERO, detect: false, ..ElectionSettings::default() };
+    let mut script = Script { dice, nodes, vips, faults: Vec::new() };
+    for node in 0..nodes {
+        let at = script.dice.below(300);
+        script.add(at, Fault::Start(node));
+        script.add(BEGIN - 1, Fault::Access(node, StoreAccess::Slow(100)));
+    }
+    let node = script.node();
+    script.add(BEGIN, Fault::PowerOff(node));
+    // A slow store adds 0.8 s.
+    let promise = Promise { half: Duration::from_millis(2_200), answer: COLD, balance: false, ..STRICT };
+    let faults = script.faults;
+    Plan { nodes, vips, settings, length: Duration::from_millis(BEGIN + 10_000), faults, promise }
 }
 
 fn large(setup: &Setup, dice: &mut Dice) -> Plan {

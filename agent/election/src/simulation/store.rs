@@ -9,14 +9,13 @@ use imbl::OrdMap;
 
 use super::{AgentEvent, World, WorldEvent};
 use crate::{
-    LeaseOutcome, RecordOutcome,
+    LeaseOutcome, MAX_LEASE_OPERATIONS, RecordOutcome,
     lease::{Lease, NodeRecord, RecordContent, Version},
 };
 use vipmux_model::{NodeName, Vip};
 
-/// The time limit of an operation, and the number that run at a time, as in `store/operations.rs`.
+/// The time limit of an operation, as in `store/operations.rs`.
 const LIMIT: Duration = Duration::from_secs(2);
-const AT_ONCE: usize = 8;
 
 /// A node's access to the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +95,7 @@ impl Operations {
 
     /// Takes the next operation that may begin now.
     pub(super) fn begin_next(&mut self) -> Option<(u64, StoreOperation)> {
-        if self.under_way >= AT_ONCE {
+        if self.under_way >= MAX_LEASE_OPERATIONS {
             return None;
         }
         let next = self.waiting.pop_front()?;

@@ -71,6 +71,11 @@ fn one_of_two_nodes_takes_over_although_switches_answer_in_the_name_of_the_other
 }
 
 #[test]
+fn one_of_two_nodes_takes_a_thousand_vips_within_3_seconds_by_a_slow_store() {
+    all_is_well(Scenario::Pair, 0..1);
+}
+
+#[test]
 fn a_vip_of_a_node_that_is_gone_is_answered_for_within_400_milliseconds_where_a_majority_lives() {
     all_is_well(Scenario::Single, 0..seeds());
 }

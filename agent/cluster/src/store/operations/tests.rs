@@ -88,7 +88,7 @@ async fn each_operation_is_reported_with_its_request_and_time() {
 #[tokio::test]
 async fn an_operation_without_an_answer_is_given_up_and_keeps_its_slot() {
     let (operations, mut reports) = impatient(UnresponsiveStore);
-    let count = u8::try_from(MAX_CONCURRENT).unwrap() + 1;
+    let count = u8::try_from(MAX_LEASE_OPERATIONS).unwrap() + 1;
     for last in 0..count {
         assert!(operations.begin(StoreOperation::Read(vip4(last)), NOW));
     }
@@ -123,7 +123,7 @@ async fn an_urgent_operation_waits_behind_no_other() {
         assert!(operations.begin(StoreOperation::Read(vip4(1)), NOW));
     }
     assert!(!operations.begin(read_record(false), NOW));
-    for _ in 0..3 * MAX_CONCURRENT {
+    for _ in 0..3 * MAX_RECORD_OPERATIONS {
         assert!(operations.begin(read_record(true), NOW));
         let report = loop {
             let report = reports.recv().await.unwrap();
@@ -138,7 +138,7 @@ async fn an_urgent_operation_waits_behind_no_other() {
 #[tokio::test]
 async fn urgent_operations_that_are_not_answered_are_bounded() {
     let (operations, mut reports) = impatient(BlockedStore);
-    for _ in 0..MAX_CONCURRENT {
+    for _ in 0..MAX_RECORD_OPERATIONS {
         assert!(operations.begin(read_record(true), NOW));
         assert!(is_late(&reports.recv().await.unwrap()));
     }
@@ -171,5 +171,5 @@ async fn a_store_that_fails_is_reported() {
     assert!(operations.begin(StoreOperation::Delete { vip: vip4(1), version: Version::new("1") }, NOW));
     let report = reports.recv().await.unwrap();
     assert!(matches!(report.result, Err(StoreError::Unavailable { .. })) && !is_late(&report), "{report:?}");
-    assert_eq!(operations.slots.available_permits(), MAX_CONCURRENT);
+    assert_eq!(operations.slots.available_permits(), MAX_LEASE_OPERATIONS);
 }

@@ -198,6 +198,19 @@ fn a_majority_that_is_back_does_not_wait_for_a_store_that_is_slow() {
     assert_eq!(bench.election.fence.deadline, deadline);
 }
 
+/// So a store that answers within the other half of `--lease` suspends nothing.
+#[test]
+fn a_node_that_hears_no_majority_for_half_of_its_lease_reads_its_record() {
+    let mut bench = Bench::leading();
+    bench.recorded();
+    let answered = bench.now;
+    bench.peers.evidence = Some(answered);
+    bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
+    assert_eq!((bench.recorded(), bench.election.next()), (vec![], Some(answered + LEASE / 2)), "that may be chance");
+    bench.later(LEASE / 2 - HEARTBEAT).give(Input::Peers);
+    assert_eq!(bench.recorded(), ["read a"]);
+}
+
 /// Gossip may say that a majority is alive before it answers, or when it answers no longer.
 #[test]
 fn a_long_promise_stands_until_a_majority_answers_the_latest_heartbeat() {

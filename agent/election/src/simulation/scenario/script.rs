@@ -27,7 +27,7 @@ impl Script<'_> {
         self.faults.push((at, fault));
     }
 
-    fn node(&mut self) -> usize {
+    pub(super) fn node(&mut self) -> usize {
         self.dice.index(self.nodes)
     }
 
