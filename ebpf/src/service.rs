@@ -36,8 +36,8 @@ pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropR
     }
     // SAFETY: a map value, which is always one of some Service. Its element is another Service's if the
     // agent writes this key and then that one on one CPU between the lookup and the copy, which are some
-    // nanoseconds apart. Only Services without a place in the index are looked up here. (To look up again,
-    // as `maps::copy`, doubles what the verifier checks.)
+    // nanoseconds apart. Only Services without a place in the index are looked up here. (To copy again, as
+    // `maps::copy`, doubles what the verifier checks, and another lookup alone exceeds the stack.)
     if let Some(service) = unsafe { SERVICES.get(claim) } {
         return Ok(*service);
     }

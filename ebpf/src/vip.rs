@@ -64,10 +64,18 @@ pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &
         Indexed::Elsewhere => {
             // A copy, so that the packet's own need not be in memory.
             let address = *address;
-            // SAFETY: a map value, which is always one of some VIP. As in `service::find`, it is read right
-            // after the lookup.
-            let vip = unsafe { &*VIPS.get_ptr(address)? };
-            (vip.id, vip.flags, vip.interfaces, vip.vlan)
+            let element = VIPS.get_ptr(&address)?;
+            // SAFETY: a map value, which is always one of some VIP.
+            let (id, flags, interfaces, vlan) = unsafe {
+                let field = |field: *const u32| ptr::read_volatile(field);
+                let vip = &*element;
+                (field(&vip.id), field(&vip.flags), field(&vip.interfaces), field(&vip.vlan))
+            };
+            // The agent may have written this VIP and then another one to the element (see `maps::copy`).
+            if VIPS.get_ptr(&address) != Some(element) {
+                return None;
+            }
+            (id, flags, interfaces, vlan)
         }
         Indexed::Nowhere => return None,
     };
