@@ -336,8 +336,8 @@ fn temporary_refusals_of_the_api_server_are_reported_at_once() -> Result<()> {
 /// As after a power failure: connections stay open without responses.
 #[test]
 fn an_api_server_that_falls_silent_holds_up_only_what_was_asked_of_it_then() -> Result<()> {
-    // More than can run at a time.
-    const READS: usize = 20;
+    // More than can run at a time (`MAX_LEASE_OPERATIONS`).
+    const READS: usize = 140;
     let Some(fixture) = fixture(7)? else { return Ok(()) };
     fixture.first(&fixture.store()?)?;
     let store = fixture.store_of(SYSTEM)?;
