@@ -26,9 +26,12 @@ pub use self::{
     lease_object::{lease_name, record_name},
     lease_watch::{Watched, WatchedLeases, changes, follow, follow_api},
     node_macs::publish as publish_macs,
-    operations::{StoreOperation, StoreOperations, StoreOutcome, StoreReport},
+    operations::{StoreOperations, StoreOutcome, StoreReport},
 };
-pub use vipmux_election::lease::{Lease, NodeRecord, RecordContent, RecordStanding, Version};
+pub use vipmux_election::{
+    StoreOperation,
+    lease::{Lease, NodeRecord, RecordContent, RecordStanding, Version},
+};
 use vipmux_model::{NodeName, Vip};
 
 /// The result of a swap.

@@ -218,8 +218,13 @@ impl Election {
         self.fence = Fence::new(self.settings.lease, self.mutated);
     }
 
+    /// Returns this node.
+    pub(crate) const fn local(&self) -> &NodeName {
+        &self.local
+    }
+
     /// Returns whether this node may answer at `now`.
-    pub fn may_answer(&self, now: Duration) -> bool {
+    pub(crate) fn may_answer(&self, now: Duration) -> bool {
         self.fence.is_open(now)
     }
 

@@ -1,6 +1,6 @@
 //! A deterministic simulation of whole clusters with faults.
 //!
-//! It runs the election and the membership of each node as the agent does. Around them it models
+//! It runs the election, its executor and the membership of each node as the agent does. Around them it models
 //! boot clocks that differ, kernels that answer until their deadline whatever happens to the agent,
 //! a gossip network, a LAN and a store. One seed is one run, to the last bit.
 //!
@@ -35,15 +35,11 @@ use self::{
     fault::Fault,
     random::Dice,
     schedule::Schedule,
-    store::{Server, StoreAccess, StoreOperation, StoreRequest},
+    store::{Server, StoreAccess, StoreRequest},
 };
 pub use crate::mutation::Mutation;
-use crate::{
-    ElectionSettings, LeaseOutcome, RecordOutcome,
-    lease::{Lease, NodeRecord},
-    placement::Candidates,
-};
-use vipmux_model::{NodeName, Vip};
+use crate::{ElectionSettings, Input, placement::Candidates};
+use vipmux_model::Vip;
 
 /// The most lines of a trace that are kept.
 const MOST_LINES: usize = 400;
@@ -156,28 +152,13 @@ enum AgentEvent {
         from: usize,
         bytes: Arc<[u8]>,
     },
-    Stored {
-        vip: Vip,
-        number: Option<u64>,
-        outcome: LeaseOutcome,
-    },
-    Surveyed {
+    /// An operation at the store is done, or was given up.
+    Reported {
         asked: Duration,
-        leases: Option<imbl::OrdMap<Vip, Lease>>,
+        input: Input,
     },
-    LeaseChanged {
-        vip: Vip,
-        lease: Option<Lease>,
-    },
-    Recorded {
-        node: NodeName,
-        asked: Duration,
-        outcome: RecordOutcome,
-    },
-    RecordChanged {
-        node: NodeName,
-        record: NodeRecord,
-    },
+    /// The watch of the store reports a change.
+    Watched(Input),
     /// An announcement of a leadership: one of a burst.
     Announce {
         vip: Vip,

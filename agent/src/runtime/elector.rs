@@ -1,4 +1,4 @@
-//! Runs the election: the state machine, with the membership, the Leases and the kernel.
+//! Runs the election: its executor, with the membership, the Leases and the kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,8 +30,8 @@ use super::{
 use crate::gossip::{self, Addresses, Counters, DatagramWarnings, Gossip};
 use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped, Watched};
 use vipmux_election::{
-    Command, Election, Input, Leadership, LeaseOutcome, PeerAnnouncement, RecordOutcome, Role,
-    membership::{self, Membership, MembershipEvent, Peer, Peers},
+    Command, Election, Executor, Input, Leadership, LeaseOutcome, NodeIo, PeerAnnouncement, RecordOutcome, Role,
+    membership::{self, Full, Membership, Peer, Peers},
 };
 use vipmux_model::{NodeName, Vip};
 use vipmux_supervisor::Supervisor;
@@ -44,7 +44,7 @@ pub(super) struct Elector {
     local: NodeName,
     /// `--lease`.
     lease: Duration,
-    election: Election,
+    executor: Executor,
     shared: Arc<Shared>,
     gossip: JoinHandle<()>,
     /// The gossip's datagrams, by outcome.
@@ -53,18 +53,12 @@ pub(super) struct Elector {
     events: watch::Receiver<()>,
     addresses: watch::Sender<Addresses>,
     store: StoreOperations<ConfiguredStore>,
-    /// The last store operation of each VIP, by the time at which it was asked for. The results of
-    /// older ones are ignored.
-    latest: BTreeMap<Vip, Duration>,
-    operations: u64,
     /// The Leases as last seen.
     watched: Watched,
-    /// Inputs that the state machine has not handled yet.
-    pending: Vec<Input>,
     /// The problems of the Leases, as last logged.
     faults: BTreeSet<String>,
     keys: KeyConflict,
-    full_log: Mutex<LogLimit>,
+    full_log: FullLog,
 }
 
 impl Elector {
@@ -103,24 +97,20 @@ impl Elector {
         // most a batch of datagrams is lost, and the peers repeat what matters.
         let gossip = supervisor.spawn("membership", task.run());
         let (store, reports) = StoreOperations::new(leases);
-        let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
         let elector = Self {
             local,
             lease,
-            election,
+            executor: Executor::new(election),
             shared,
             gossip,
             counters,
             events,
             addresses,
             store,
-            latest,
-            operations,
             watched: Watched::default(),
-            pending,
-            faults,
+            faults: BTreeSet::new(),
             keys,
-            full_log: Mutex::default(),
+            full_log: FullLog::default(),
         };
         Ok((elector, reports))
     }
@@ -152,19 +142,13 @@ impl Elector {
 
     /// Returns when to call [`Self::advance`], `CLOCK_BOOTTIME`.
     pub(super) fn next(&self) -> Option<Duration> {
-        self.election.next()
+        self.executor.election().next()
     }
 
     /// Passes the membership's events and the time to the state machine.
     pub(super) fn advance(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
-        for event in self.shared.lock().take_events(boottime()?) {
-            self.pending.push(match event {
-                MembershipEvent::Changed => Input::Peers,
-                MembershipEvent::Disowned => Input::Disowned,
-                MembershipEvent::Message { from, message } => Input::Message { from, message },
-            });
-        }
-        self.pending.push(Input::Peers);
+        let events = self.shared.lock().take_events(boottime()?);
+        self.executor.push_events(events);
         self.process(kernel)
     }
 
@@ -175,11 +159,11 @@ impl Elector {
         self.shared.lock().note_event_loop(self.lease, now);
         if !self.keys.is_quiet() {
             let members = self.members();
-            self.pending.extend(self.keys.update(&members, now).map(Input::Outranked));
+            self.executor.push(self.keys.update(&members, now).map(Input::Outranked));
         }
         let heard = kernel.heartbeat()?;
-        self.pending.extend(self.announcements(heard).into_iter().map(Input::PeerAnnounced));
-        self.pending.push(Input::Tick { carrier });
+        let heard = self.announcements(heard);
+        self.executor.push_heartbeat(heard, carrier);
         self.process(kernel)
     }
 
@@ -214,7 +198,7 @@ impl Elector {
             (StoreOperation::Survey, Ok(store::StoreOutcome::Surveyed(survey))) => {
                 self.log_faults(survey.faults.values().map(|error| anyhow::Error::from(Arc::clone(error))));
                 // A Lease that could not be read is no evidence of its holder.
-                let known = self.election.own_vips().all(|(vip, _)| !survey.faults.contains_key(&vip));
+                let known = self.own_vips().all(|(vip, _)| !survey.faults.contains_key(&vip));
                 Input::Surveyed { asked, leases: known.then_some(survey.leases) }
             }
             (StoreOperation::Survey, result) => {
@@ -232,10 +216,6 @@ impl Elector {
                 Input::Recorded { node, asked, outcome }
             }
             (StoreOperation::Read(vip) | StoreOperation::Swap { vip, .. }, result) => {
-                if self.latest.get(&vip).is_none_or(|latest| *latest != asked) {
-                    return Ok(Vec::new());
-                }
-                self.latest.remove(&vip);
                 let outcome = match result {
                     Ok(store::StoreOutcome::Read(lease)) => LeaseOutcome::Read(lease),
                     Ok(store::StoreOutcome::Swapped(Swapped::Done(version))) => LeaseOutcome::Swapped(version),
@@ -245,7 +225,8 @@ impl Elector {
                 Input::Stored { vip, outcome }
             }
         };
-        self.handle(kernel, input)
+        self.executor.push_report(asked, input);
+        self.process(kernel)
     }
 
     /// Passes what changed in the Leases since the last call. Returns also whether MACs of nodes did.
@@ -258,86 +239,30 @@ impl Elector {
         let records = store::changes(&self.watched.records, &watched.records);
         let macs_changed = !store::changes(&self.watched.macs, &watched.macs).is_empty();
         self.watched = watched;
-        self.pending.extend(leases.into_iter().map(|(vip, lease)| Input::LeaseChanged { vip, lease }));
-        self.pending.extend(records.into_iter().map(|(node, record)| Input::RecordChanged { node, record }));
+        self.executor.push(leases.into_iter().map(|(vip, lease)| Input::LeaseChanged { vip, lease }));
+        self.executor.push(records.into_iter().map(|(node, record)| Input::RecordChanged { node, record }));
         Ok((self.process(kernel)?, macs_changed))
     }
 
     /// Passes an input to the state machine, and executes the commands for the kernel, the store
     /// and the peers. Returns all commands: the caller executes the others.
     pub(super) fn handle(&mut self, kernel: &mut Kernel, input: Input) -> Result<Vec<Command>, KernelError> {
-        self.pending.push(input);
+        self.executor.push([input]);
         self.process(kernel)
     }
 
     fn process(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
         let mut all = Vec::new();
-        while !self.pending.is_empty() {
-            for input in std::mem::take(&mut self.pending) {
-                let now = boottime()?;
-                let shared = Arc::clone(&self.shared);
-                let mut membership = shared.lock();
-                let commands = self.election.handle(input, membership.peers(), now);
-                for command in &commands {
-                    self.execute(command, kernel, &mut membership, now)?;
-                }
-                all.extend(commands);
+        let mut io = AgentIo { kernel, store: &self.store, full_log: &self.full_log };
+        while self.executor.next_input().is_some() {
+            let mut membership = self.shared.lock();
+            self.executor.handle_next(membership.peers(), boottime()?);
+            while let Some(command) = self.executor.execute_next(&mut membership, &mut io)? {
+                all.push(command);
             }
         }
         self.shared.outgoing.notify_one();
         Ok(all)
-    }
-
-    fn execute(
-        &mut self,
-        command: &Command,
-        kernel: &mut Kernel,
-        membership: &mut Membership,
-        now: Duration,
-    ) -> Result<(), KernelError> {
-        match command {
-            Command::Follow { vip, .. } => kernel.follow(*vip)?,
-            Command::Lead { vip, epoch, .. } => kernel.lead(*vip, *epoch)?,
-            Command::Assure { vip, assured } => kernel.assure(*vip, *assured)?,
-            Command::Ask(name) => membership.ask(name, now),
-            Command::Extend(deadline) => {
-                kernel.extend(*deadline)?;
-                membership.note_deadline(*deadline, now);
-            }
-            Command::Heartbeat => membership.send_heartbeats(now),
-            Command::DiscardEvidence => membership.discard_evidence(now),
-            Command::Send { to, message } => membership.send_message(to, *message),
-            Command::Publish(item) => {
-                if let Err(full) = membership.publish(item.clone(), now) {
-                    self.log_full(full);
-                }
-            }
-            Command::Withdraw(key) => membership.withdraw(key, now),
-            Command::Read(vip) => self.operate(*vip, StoreOperation::Read(*vip), now),
-            Command::Swap { vip, expected, epoch } => {
-                let (expected, holder) = (expected.clone(), self.local.clone());
-                self.operate(*vip, StoreOperation::Swap { vip: *vip, expected, holder, epoch: *epoch }, now);
-            }
-            Command::Delete { vip, version } => {
-                self.store.begin(StoreOperation::Delete { vip: *vip, version: version.clone() }, now);
-            }
-            Command::ReadRecord(node) => {
-                let urgent = self.is_urgent(node, now);
-                self.operate_record(node, StoreOperation::ReadRecord { node: node.clone(), urgent }, now);
-            }
-            Command::SwapRecord { node, expected, content } => {
-                let (urgent, expected, content) = (self.is_urgent(node, now), expected.clone(), content.clone());
-                let operation = StoreOperation::SwapRecord { node: node.clone(), urgent, expected, content };
-                self.operate_record(node, operation, now);
-            }
-            Command::Survey => {
-                if !self.store.begin(StoreOperation::Survey, now) {
-                    self.pending.push(Input::Surveyed { asked: now, leases: None });
-                }
-            }
-            Command::Reload | Command::Probe { .. } | Command::Conflict { .. } | Command::Forged { .. } => {}
-        }
-        Ok(())
     }
 
     /// Logs the problems of the Leases that changed.
@@ -347,45 +272,11 @@ impl Elector {
         self.faults = faults;
     }
 
-    fn operate(&mut self, vip: Vip, operation: StoreOperation, now: Duration) {
-        // The time identifies an operation, so two of a VIP must not have the same nanosecond.
-        self.operations += 1;
-        let asked = now + Duration::from_nanos(self.operations % 1_000);
-        if self.store.begin(operation, asked) {
-            self.latest.insert(vip, asked);
-        } else {
-            self.latest.remove(&vip);
-            self.pending.push(Input::Stored { vip, outcome: LeaseOutcome::Unavailable });
-        }
-    }
-
-    /// Returns whether an operation on this record may be what this node answers by after its deadline. Once the
-    /// deadline has passed, the operation saves nothing.
-    fn is_urgent(&self, node: &NodeName, now: Duration) -> bool {
-        *node == self.local && self.election.may_answer(now)
-    }
-
-    fn operate_record(&mut self, node: &NodeName, operation: StoreOperation, asked: Duration) {
-        if !self.store.begin(operation, asked) {
-            let (node, outcome) = (node.clone(), RecordOutcome::Unavailable);
-            self.pending.push(Input::Recorded { node, asked, outcome });
-        }
-    }
-
-    /// Logs that an item has no room. Thousands may come at once.
-    fn log_full(&self, full: membership::Full) {
-        let (now, mut limit) = (Instant::now(), self.full_log.lock().unwrap_or_else(PoisonError::into_inner));
-        limit.end(now);
-        if limit.take(now) {
-            tracing::error!(error = &full as &dyn std::error::Error, "cannot publish everything to peers");
-        }
-    }
-
     /// Publishes an item of this node to the peers.
     pub(super) fn publish(&self, item: membership::Item) -> Result<(), KernelError> {
         let now = boottime()?;
         if let Err(full) = self.shared.lock().publish(item, now) {
-            self.log_full(full);
+            self.full_log.log(&full);
         }
         self.shared.outgoing.notify_one();
         Ok(())
@@ -447,7 +338,7 @@ impl Elector {
     /// Returns why this node is not ready although it hears nobody: the Leases name other leaders.
     pub(super) fn solitude(&self, now: Duration) -> Option<String> {
         self.peers(|peers| {
-            let leaders = self.election.unheard_leaders(peers, now);
+            let leaders = self.executor.election().unheard_leaders(peers, now);
             let first = leaders.first()?;
             let others = match leaders.len() - 1 {
                 0 => String::new(),
@@ -466,7 +357,7 @@ impl Elector {
 
     /// Returns whether this node may answer only because the Leases say so.
     pub(super) fn uses_store_evidence(&self, now: Duration) -> bool {
-        self.peers(|peers| self.election.uses_store_evidence(peers, now))
+        self.peers(|peers| self.executor.election().uses_store_evidence(peers, now))
     }
 
     /// Returns the numbers of living nodes by the version of their agents.
@@ -476,12 +367,12 @@ impl Elector {
 
     /// Returns the VIPs that are wanted.
     pub(super) fn vips(&self) -> impl Iterator<Item = Vip> {
-        self.election.vips()
+        self.executor.election().vips()
     }
 
     /// Returns whether this node's hold-down is over.
     pub(super) fn is_ready(&self) -> bool {
-        self.election.is_ready()
+        self.executor.election().is_ready()
     }
 
     /// Returns this node's generation among the members.
@@ -491,22 +382,22 @@ impl Elector {
 
     /// Returns whether another node should lead a VIP instead of this one, and can lead it now.
     pub(super) fn has_other(&self, vip: Vip) -> bool {
-        self.election.has_other(vip, self.shared.lock().peers())
+        self.executor.election().has_other(vip, self.shared.lock().peers())
     }
 
     /// Returns whether the drain is over: others took what they can take, or `waited` is too long.
     pub(super) fn has_drained(&self, waited: Duration) -> bool {
-        self.election.has_left(waited, self.shared.lock().peers())
+        self.executor.election().has_left(waited, self.shared.lock().peers())
     }
 
     /// Returns this node's knowledge of a VIP's leader.
     pub(super) fn leadership(&self, vip: Vip) -> Option<Leadership> {
-        self.election.leadership(vip)
+        self.executor.election().leadership(vip)
     }
 
     /// Returns this node's own VIPs with its role, whether or not it answers for them.
     pub(super) fn own_vips(&self) -> impl Iterator<Item = (Vip, Role)> {
-        self.election.own_vips()
+        self.executor.election().own_vips()
     }
 
     /// Leaves the membership, so that no peer waits for this node. The agent ends after it, and
@@ -525,6 +416,55 @@ impl Elector {
         let _ = timeout(self.lease + FAREWELL, sent).await;
         // The last datagrams are still with the task of the sockets.
         sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The kernel of this node, and the store.
+struct AgentIo<'a> {
+    kernel: &'a mut Kernel,
+    store: &'a StoreOperations<ConfiguredStore>,
+    full_log: &'a FullLog,
+}
+
+impl NodeIo for AgentIo<'_> {
+    type Error = KernelError;
+
+    fn lead(&mut self, vip: Vip, epoch: u64) -> Result<(), KernelError> {
+        self.kernel.lead(vip, epoch)
+    }
+
+    fn follow(&mut self, vip: Vip) -> Result<(), KernelError> {
+        self.kernel.follow(vip)
+    }
+
+    fn assure(&mut self, vip: Vip, assured: bool) -> Result<(), KernelError> {
+        self.kernel.assure(vip, assured)
+    }
+
+    fn extend(&mut self, deadline: Duration) -> Result<(), KernelError> {
+        self.kernel.extend(deadline)
+    }
+
+    fn begin(&mut self, operation: StoreOperation, asked: Duration) -> bool {
+        self.store.begin(operation, asked)
+    }
+
+    fn note_full(&mut self, full: Full) {
+        self.full_log.log(&full);
+    }
+}
+
+/// Logs that items have no room. Thousands may come at once.
+#[derive(Default)]
+struct FullLog(Mutex<LogLimit>);
+
+impl FullLog {
+    fn log(&self, full: &Full) {
+        let (now, mut limit) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        limit.end(now);
+        if limit.take(now) {
+            tracing::error!(error = full as &dyn std::error::Error, "cannot publish everything to peers");
+        }
     }
 }
 

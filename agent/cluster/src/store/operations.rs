@@ -7,9 +7,8 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, Survey, Swapped, Version};
+use super::{Deleted, Lease, LeaseStore, NodeRecord, StoreError, StoreOperation, Survey, Swapped};
 use vipmux_election::MAX_LEASE_OPERATIONS;
-use vipmux_model::{NodeName, Vip};
 
 /// The time limit of an operation that has its slot.
 pub(super) const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,59 +22,6 @@ const MAX_RECORD_OPERATIONS: usize = 8;
 const MAX_OUTSTANDING: usize = vipmux_common::abi::capacity::VIPS as usize;
 /// Reports that nobody took yet.
 const REPORT_CAPACITY: usize = 64;
-
-/// An operation on a store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreOperation {
-    /// Returns the VIP's Lease.
-    Read(Vip),
-    /// Makes `holder` the VIP's leader, if its Lease has the version `expected`.
-    Swap {
-        /// The VIP.
-        vip: Vip,
-        /// The version that its Lease must have; `None`: it must have no Lease.
-        expected: Option<Version>,
-        /// The new leader.
-        holder: NodeName,
-        /// The new epoch.
-        epoch: u64,
-    },
-    /// Deletes the VIP's Lease, if it has this version.
-    Delete {
-        /// The VIP.
-        vip: Vip,
-        /// The version that its Lease must have.
-        version: Version,
-    },
-    /// Returns a node's record.
-    ReadRecord {
-        /// The node.
-        node: NodeName,
-        /// It is this node's own record, and the node answers for VIPs no longer than the evidence that this is for.
-        urgent: bool,
-    },
-    /// Writes a node's record, if it has the version `expected`.
-    SwapRecord {
-        /// The node.
-        node: NodeName,
-        /// As in [`StoreOperation::ReadRecord`].
-        urgent: bool,
-        /// The version that its record must have; `None`: it must have none.
-        expected: Option<Version>,
-        /// The new content.
-        content: RecordContent,
-    },
-    /// Returns all Leases. With files that costs little if none changed since the last time. An API
-    /// server sends all of them.
-    Survey,
-}
-
-impl StoreOperation {
-    /// Returns whether the operation waits neither for others nor for the time that an API server asks for.
-    const fn is_urgent(&self) -> bool {
-        matches!(self, Self::ReadRecord { urgent: true, .. } | Self::SwapRecord { urgent: true, .. })
-    }
-}
 
 /// The result of a [`StoreOperation`] of the same name.
 #[derive(Clone, Debug)]

@@ -5,25 +5,26 @@ mod lan;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    convert::Infallible,
     sync::Arc,
     time::Duration,
 };
 
 use super::{
-    AgentEvent, Mutation, StoreOperation, World,
+    AgentEvent, Mutation, World,
     cluster::Node,
     store::{Operations, StoreRequest},
 };
 use crate::{
-    Command, Election, ElectionSettings, HEARTBEAT, Input, LeaseOutcome,
-    membership::{AgentInfo, Item, Membership, MembershipEvent, MembershipSettings, Peers, WireVersions},
+    Command, Election, ElectionSettings, Executor, HEARTBEAT, Input, NodeIo, StoreOperation,
+    membership::{AgentInfo, Full, Item, Membership, MembershipSettings, Peers, WireVersions},
 };
 use vipmux_model::{NodeName, Vip};
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Agent {
     membership: Membership,
-    pub(super) election: Election,
+    executor: Executor,
     /// The VIPs that the kernel answers for, as the event loop believes. Each leadership has a
     /// number.
     led: BTreeMap<Vip, u64>,
@@ -100,7 +101,7 @@ impl NodeHandle<'_> {
         election.mutate(self.world.mutation);
         let agent = Agent {
             membership,
-            election,
+            executor: Executor::new(election),
             led: BTreeMap::new(),
             store: Operations::default(),
             lease,
@@ -201,20 +202,8 @@ impl NodeHandle<'_> {
             AgentEvent::Beat => self.beat(),
             AgentEvent::Wake => self.wake(),
             AgentEvent::Payload { from, bytes } => self.receive(from, &bytes),
-            AgentEvent::Stored { vip, number, outcome } => self.report(vip, number, outcome),
-            AgentEvent::Surveyed { asked, leases } => {
-                if let Some(agent) = self.agent() {
-                    agent.store.surveying = false;
-                }
-                self.work(vec![Input::Surveyed { asked, leases }]);
-            }
-            AgentEvent::LeaseChanged { vip, lease } => drop(self.work(vec![Input::LeaseChanged { vip, lease }])),
-            AgentEvent::Recorded { node, asked, outcome } => {
-                self.work(vec![Input::Recorded { node, asked, outcome }]);
-            }
-            AgentEvent::RecordChanged { node, record } => {
-                self.work(vec![Input::RecordChanged { node, record: Some(record) }]);
-            }
+            AgentEvent::Reported { asked, input } => self.report(asked, input),
+            AgentEvent::Watched(change) => drop(self.give([change])),
             AgentEvent::Announce { vip, lead, round } => self.announce(vip, lead, round),
             AgentEvent::Probe { vip, detect, round } => self.probe(vip, detect, round),
             AgentEvent::Elect => self.elect(),
@@ -244,15 +233,14 @@ impl NodeHandle<'_> {
             self.set_flag(vip, false);
         }
         let unable = if carrier { BTreeSet::new() } else { self.world.cluster.vips.clone() };
-        self.work(vec![Input::Unable(unable)]);
+        self.give([Input::Unable(unable)]);
         if chosen {
             let (nodes, now) = (self.nodes(), self.now());
             if let Some(agent) = self.agent() {
                 agent.membership.set_nodes(nodes, now);
             }
             let wanted = Arc::clone(&self.world.wanted);
-            let said = self.work(vec![Input::Wanted(wanted)]);
-            if said {
+            if self.give([Input::Wanted(wanted)]) {
                 self.tick();
             }
         }
@@ -282,13 +270,11 @@ impl NodeHandle<'_> {
     }
 
     fn tick(&mut self) {
-        let now = self.now();
+        let (now, heard) = (self.now(), self.take_heard());
         let Some(agent) = self.agent() else { return };
         agent.membership.note_event_loop(agent.lease, now);
-        let carrier = agent.carrier;
-        let mut inputs: Vec<_> = self.take_heard().into_iter().map(Input::PeerAnnounced).collect();
-        inputs.push(Input::Tick { carrier });
-        self.work(inputs);
+        agent.executor.push_heartbeat(heard, agent.carrier);
+        self.work();
     }
 
     /// Tells an agent to drain, or to stop.
@@ -299,7 +285,7 @@ impl NodeHandle<'_> {
             agent.leaving = Some(now);
         }
         self.get_mut().leaving = drains;
-        self.work(vec![Input::Drain(drains)]);
+        self.give([Input::Drain(drains)]);
     }
 
     fn elect(&mut self) {
@@ -308,137 +294,140 @@ impl NodeHandle<'_> {
         if agent.parting {
             return self.flush();
         }
-        let events = agent.membership.take_events(now).into_iter().map(|event| match event {
-            MembershipEvent::Changed => Input::Peers,
-            MembershipEvent::Disowned => Input::Disowned,
-            MembershipEvent::Message { from, message } => Input::Message { from, message },
-        });
-        let inputs = events.chain([Input::Peers]).collect();
-        self.work(inputs);
+        let events = agent.membership.take_events(now);
+        agent.executor.push_events(events);
+        self.work();
     }
 
-    fn report(&mut self, vip: Vip, number: Option<u64>, outcome: LeaseOutcome) {
+    fn report(&mut self, asked: Duration, input: Input) {
         let Some(agent) = self.agent() else { return };
-        let is_latest = agent.store.end(vip, number);
-        if let Some((number, operation)) = agent.store.begin_next() {
-            self.operate(Some(number), operation);
+        let next = agent.store.end(&input);
+        agent.executor.push_report(asked, input);
+        if let Some((operation, asked)) = next {
+            self.operate(operation, asked);
         }
-        if is_latest {
-            self.work(vec![Input::Stored { vip, outcome }]);
-        }
+        self.work();
     }
 
-    /// Gives inputs to the election and executes its commands. Returns whether there were any.
-    fn work(&mut self, mut pending: Vec<Input>) -> bool {
-        let mut any = false;
-        while !pending.is_empty() {
-            for input in std::mem::take(&mut pending) {
-                let now = self.now();
-                if !matches!(input, Input::Tick { .. } | Input::Peers | Input::Wanted(_) | Input::Surveyed { .. }) {
-                    self.log(|| format!("  <- {input:?}"));
+    /// Gives inputs to the election. Returns whether there were commands.
+    fn give(&mut self, inputs: impl IntoIterator<Item = Input>) -> bool {
+        let Some(agent) = self.agent() else { return false };
+        agent.executor.push(inputs);
+        self.work()
+    }
+
+    /// Lets the agent handle its inputs and execute the commands. Returns whether there were any.
+    fn work(&mut self) -> bool {
+        let Some(mut agent) = self.get_mut().agent.take() else { return false };
+        let mut executed = Vec::new();
+        while let Some(input) = agent.executor.next_input() {
+            if !matches!(input, Input::Tick { .. } | Input::Peers | Input::Wanted(_) | Input::Surveyed { .. }) {
+                self.log(|| format!("  <- {input:?}"));
+            }
+            let now = self.now();
+            if self.world.mutation == Some(Mutation::CountsFromTheAnswer) {
+                let peers = agent.counted_from_the_answer(now);
+                agent.executor.handle_next(&peers, now);
+            } else {
+                agent.executor.handle_next(agent.membership.peers(), now);
+            }
+            let Agent { membership, executor, led, store, .. } = &mut *agent;
+            let mut io = AgentIo { handle: self, led, store };
+            while let Ok(Some(command)) = executor.execute_next(membership, &mut io) {
+                if !matches!(command, Command::Extend(_) | Command::Heartbeat) {
+                    io.handle.log(|| format!("  -> {command:?}"));
                 }
-                let counts_from_answer = self.world.mutation == Some(Mutation::CountsFromTheAnswer);
-                let Some(agent) = self.agent() else { return any };
-                let commands = if counts_from_answer {
-                    let peers = agent.counted_from_the_answer(now);
-                    agent.election.handle(input, &peers, now)
-                } else {
-                    agent.election.handle(input, agent.membership.peers(), now)
-                };
-                any |= !commands.is_empty();
-                for command in commands {
-                    self.execute(command, now, &mut pending);
-                }
+                executed.push(command);
             }
         }
+        self.get_mut().agent = Some(agent);
+        let any = !executed.is_empty();
+        executed.iter().for_each(|command| self.execute(command));
         self.flush();
         any
     }
 
-    fn execute(&mut self, command: Command, now: Duration, pending: &mut Vec<Input>) {
-        match &command {
-            Command::Extend(_) | Command::Heartbeat => {}
-            command => self.log(|| format!("  -> {command:?}")),
-        }
-        let Some(agent) = self.agent() else { return };
-        match command {
-            Command::Follow { vip, .. } => {
-                agent.led.remove(&vip);
-                self.get_mut().kernel.assure(vip, false);
-                self.set_flag(vip, false);
-            }
-            Command::Lead { vip, epoch, .. } => {
-                self.set_flag(vip, true);
-                self.world.checker.led(vip, self.node, self.get().run, epoch);
+    /// Executes what the executor leaves to the agent.
+    fn execute(&mut self, command: &Command) {
+        match *command {
+            Command::Lead { vip, .. } if self.agent().is_some_and(|agent| agent.led.contains_key(&vip)) => {
                 self.burst(vip);
             }
-            Command::Extend(deadline) => {
-                let kernel = &mut self.world.cluster.nodes[self.node].kernel;
-                if kernel.deadline <= now {
-                    self.world.checker.touch_these(&kernel.flags);
-                }
-                kernel.deadline = deadline;
-                if let Some(agent) = self.agent() {
-                    agent.membership.note_deadline(deadline, now);
-                }
-            }
             Command::Reload => {
-                agent.awaits = true;
+                if let Some(agent) = self.agent() {
+                    agent.awaits = true;
+                }
                 let after = self.world.dice.millis(5, 60);
                 let after = self.get().reload.unwrap_or(after);
                 self.schedule(after, AgentEvent::Sync { looked: true });
-            }
-            Command::Heartbeat => agent.membership.send_heartbeats(now),
-            Command::DiscardEvidence => agent.membership.discard_evidence(now),
-            Command::Send { to, message } => agent.membership.send_message(&to, message),
-            Command::Publish(item) => self.publish(item, now),
-            Command::Withdraw(key) => agent.membership.withdraw(&key, now),
-            Command::Read(vip) => self.begin(vip, StoreOperation::Read(vip)),
-            Command::Swap { vip, expected, epoch } => {
-                self.begin(vip, StoreOperation::Swap { vip, expected, epoch });
-            }
-            Command::Delete { vip, version } => {
-                let operation = StoreOperation::Delete { vip, version };
-                self.operate(None, operation);
-            }
-            Command::ReadRecord(node) => self.operate(None, StoreOperation::ReadRecord(node)),
-            Command::SwapRecord { node, expected, content } => {
-                self.operate(None, StoreOperation::SwapRecord { node, expected, content });
-            }
-            Command::Survey if agent.store.surveying => pending.push(Input::Surveyed { asked: now, leases: None }),
-            Command::Survey => {
-                agent.store.surveying = true;
-                self.operate(None, StoreOperation::Survey);
             }
             Command::Probe { vip, detect } => {
                 let after = self.world.dice.micros(50, 500);
                 self.schedule(after, AgentEvent::Probe { vip, detect, round: 0 });
             }
-            Command::Assure { vip, assured } => self.get_mut().kernel.assure(vip, assured),
-            Command::Ask(name) => agent.membership.ask(&name, now),
-            Command::Conflict { .. } | Command::Forged { .. } => {}
+            _ => {}
         }
     }
 
-    /// Begins an operation whose result the election handles.
-    fn begin(&mut self, vip: Vip, operation: StoreOperation) {
-        let Some(agent) = self.agent() else { return };
-        agent.store.push(vip, operation);
-        if let Some((number, operation)) = agent.store.begin_next() {
-            self.operate(Some(number), operation);
-        }
-    }
-
-    fn operate(&mut self, number: Option<u64>, operation: StoreOperation) {
-        let request = StoreRequest { node: self.node, run: self.get().run, number, asked: self.now(), operation };
+    fn operate(&mut self, operation: StoreOperation, asked: Duration) {
+        let request = StoreRequest { node: self.node, run: self.get().run, asked, operation };
         self.world.send(request);
     }
+}
 
-    fn publish(&mut self, item: Item, now: Duration) {
-        let Some(agent) = self.agent() else { return };
-        if let Err(full) = agent.membership.publish(item, now) {
-            self.world.checker.violate(|| full.to_string());
+/// The kernel of a node and its way to the store, while its agent executes commands.
+struct AgentIo<'a, 'w> {
+    handle: &'a mut NodeHandle<'w>,
+    led: &'a mut BTreeMap<Vip, u64>,
+    store: &'a mut Operations,
+}
+
+impl NodeIo for AgentIo<'_, '_> {
+    type Error = Infallible;
+
+    fn lead(&mut self, vip: Vip, epoch: u64) -> Result<(), Infallible> {
+        let run = self.handle.get().run;
+        self.led.insert(vip, 0);
+        self.handle.set_flag(vip, true);
+        self.handle.world.checker.led(vip, self.handle.node, run, epoch);
+        Ok(())
+    }
+
+    fn follow(&mut self, vip: Vip) -> Result<(), Infallible> {
+        self.led.remove(&vip);
+        self.handle.get_mut().kernel.assure(vip, false);
+        self.handle.set_flag(vip, false);
+        Ok(())
+    }
+
+    fn assure(&mut self, vip: Vip, assured: bool) -> Result<(), Infallible> {
+        self.handle.get_mut().kernel.assure(vip, assured);
+        Ok(())
+    }
+
+    fn extend(&mut self, deadline: Duration) -> Result<(), Infallible> {
+        let now = self.handle.now();
+        let World { cluster, checker, .. } = &mut *self.handle.world;
+        let kernel = &mut cluster.nodes[self.handle.node].kernel;
+        if kernel.deadline <= now {
+            checker.touch_these(&kernel.flags);
         }
+        kernel.deadline = deadline;
+        Ok(())
+    }
+
+    fn begin(&mut self, operation: StoreOperation, asked: Duration) -> bool {
+        if operation == StoreOperation::Survey && std::mem::replace(&mut self.store.surveying, true) {
+            return false;
+        }
+        if let Some((operation, asked)) = self.store.push(operation, asked) {
+            self.handle.operate(operation, asked);
+        }
+        true
+    }
+
+    fn note_full(&mut self, full: Full) {
+        self.handle.world.checker.violate(|| full.to_string());
     }
 }
 
@@ -446,7 +435,7 @@ impl Agent {
     /// Returns whether it was asked to stop and may stop now.
     fn has_left(&self, now: Duration) -> bool {
         let waited = self.leaving.map(|since| now.saturating_sub(since));
-        waited.is_some_and(|waited| self.election.has_left(waited, self.membership.peers()))
+        waited.is_some_and(|waited| self.executor.election().has_left(waited, self.membership.peers()))
     }
 
     /// Returns the peers as [`Mutation::CountsFromTheAnswer`] sees them.

@@ -9,7 +9,7 @@ use imbl::OrdMap;
 
 use super::{AgentEvent, World, WorldEvent};
 use crate::{
-    LeaseOutcome, MAX_LEASE_OPERATIONS, RecordOutcome,
+    Input, LeaseOutcome, MAX_LEASE_OPERATIONS, RecordOutcome, StoreOperation,
     lease::{Lease, NodeRecord, RecordContent, Version},
 };
 use vipmux_model::{NodeName, Vip};
@@ -50,51 +50,37 @@ impl StoreAccess {
     }
 }
 
-/// An operation at the store.
-#[derive(Clone, Debug)]
-pub(super) enum StoreOperation {
-    Read(Vip),
-    Swap { vip: Vip, expected: Option<Version>, epoch: u64 },
-    Delete { vip: Vip, version: Version },
-    Survey,
-    ReadRecord(NodeName),
-    SwapRecord { node: NodeName, expected: Option<Version>, content: RecordContent },
-}
-
 /// An operation of an agent on its way to the store.
 #[derive(Clone, Debug)]
 pub(super) struct StoreRequest {
     pub(super) node: usize,
     /// The start of the agent, as in [`WorldEvent::Agent`].
     pub(super) run: u64,
-    /// Its number in [`Operations`], if it is ordered there.
-    pub(super) number: Option<u64>,
     /// The time of the request, by the node's clock.
     pub(super) asked: Duration,
     pub(super) operation: StoreOperation,
 }
 
-/// The operations of an agent on Leases, in the order in which they begin.
+/// The operations of an agent. Those on Leases begin in their order, a few at a time.
 #[derive(Debug, Default)]
 pub(super) struct Operations {
-    /// The latest of each VIP. The results of earlier ones do not count.
-    latest: BTreeMap<Vip, u64>,
-    count: u64,
-    waiting: VecDeque<(u64, StoreOperation)>,
+    waiting: VecDeque<(StoreOperation, Duration)>,
     under_way: usize,
     /// All Leases are being listed.
     pub(super) surveying: bool,
 }
 
 impl Operations {
-    pub(super) fn push(&mut self, vip: Vip, operation: StoreOperation) {
-        self.count += 1;
-        self.latest.insert(vip, self.count);
-        self.waiting.push_back((self.count, operation));
+    /// Takes an operation. Returns the one that begins now.
+    pub(super) fn push(&mut self, operation: StoreOperation, asked: Duration) -> Option<(StoreOperation, Duration)> {
+        if matches!(operation, StoreOperation::Read(_) | StoreOperation::Swap { .. }) {
+            self.waiting.push_back((operation, asked));
+            return self.begin_next();
+        }
+        Some((operation, asked))
     }
 
-    /// Takes the next operation that may begin now.
-    pub(super) fn begin_next(&mut self) -> Option<(u64, StoreOperation)> {
+    fn begin_next(&mut self) -> Option<(StoreOperation, Duration)> {
         if self.under_way >= MAX_LEASE_OPERATIONS {
             return None;
         }
@@ -103,14 +89,14 @@ impl Operations {
         Some(next)
     }
 
-    /// Ends an operation. Returns whether it is the latest of its VIP.
-    pub(super) fn end(&mut self, vip: Vip, number: Option<u64>) -> bool {
-        self.under_way = self.under_way.saturating_sub(1);
-        let is_latest = number.is_some() && self.latest.get(&vip) == number.as_ref();
-        if is_latest {
-            self.latest.remove(&vip);
+    /// Notes the end of an operation by its result. Returns the one that begins now.
+    pub(super) fn end(&mut self, result: &Input) -> Option<(StoreOperation, Duration)> {
+        match result {
+            Input::Stored { .. } => self.under_way -= 1,
+            Input::Surveyed { .. } => self.surveying = false,
+            _ => {}
         }
-        is_latest
+        self.begin_next()
     }
 }
 
@@ -183,32 +169,24 @@ impl World {
 
     /// Lets a request fail after a time.
     fn fail(&mut self, request: &StoreRequest, after: Duration) {
-        let StoreRequest { node, run, number, asked, .. } = *request;
-        let event = match &request.operation {
-            StoreOperation::Read(vip) | StoreOperation::Swap { vip, .. } => {
-                AgentEvent::Stored { vip: *vip, number, outcome: LeaseOutcome::Unavailable }
-            }
-            StoreOperation::ReadRecord(node) | StoreOperation::SwapRecord { node, .. } => {
-                AgentEvent::Recorded { node: node.clone(), asked, outcome: RecordOutcome::Unavailable }
-            }
-            StoreOperation::Survey => AgentEvent::Surveyed { asked, leases: None },
-            StoreOperation::Delete { .. } => return,
-        };
-        self.schedule.after(after, WorldEvent::Agent { node, run, event });
+        let StoreRequest { node, run, asked, .. } = *request;
+        if let Some(input) = request.operation.failed(asked) {
+            self.schedule.after(after, WorldEvent::Agent { node, run, event: AgentEvent::Reported { asked, input } });
+        }
     }
 
     /// Tells the nodes that can reach the store how a Lease is now. Some watches are silent.
     pub(super) fn notify_watches(&mut self, vip: Vip) {
         let lease = self.server.leases.get(&vip).cloned();
-        self.notify_nodes(&AgentEvent::LeaseChanged { vip, lease });
+        self.notify_nodes(&Input::LeaseChanged { vip, lease });
     }
 
-    fn notify_nodes(&mut self, event: &AgentEvent) {
+    fn notify_nodes(&mut self, change: &Input) {
         for node in 0..self.cluster.nodes.len() {
             let is_open = self.cluster.nodes[node].access == StoreAccess::Open && self.cluster.network.is_on(node);
             if is_open && !self.dice.chance(100) {
-                let (after, run) = (self.dice.millis(1, 60), self.cluster.nodes[node].run);
-                self.schedule.after(after, WorldEvent::Agent { node, run, event: event.clone() });
+                let after = self.dice.millis(1, 60);
+                self.schedule_agent(node, after, AgentEvent::Watched(change.clone()));
             }
         }
     }
@@ -220,55 +198,54 @@ impl World {
         }
         for (of, record) in self.server.records.clone() {
             let after = self.dice.millis(1, 60);
-            self.schedule_agent(node, after, AgentEvent::RecordChanged { node: of, record });
+            let change = Input::RecordChanged { node: of, record: Some(record) };
+            self.schedule_agent(node, after, AgentEvent::Watched(change));
         }
     }
 
     /// Handles a request that reaches the store.
     pub(super) fn serve(&mut self, request: &StoreRequest) {
         self.server.operations += 1;
-        let StoreRequest { node, run, number, asked, .. } = *request;
-        let event = match &request.operation {
+        let StoreRequest { node, run, asked, .. } = *request;
+        let input = match &request.operation {
             StoreOperation::Read(vip) => {
-                let outcome = LeaseOutcome::Read(self.server.leases.get(vip).cloned());
-                AgentEvent::Stored { vip: *vip, number, outcome }
+                Input::Stored { vip: *vip, outcome: LeaseOutcome::Read(self.server.leases.get(vip).cloned()) }
             }
-            StoreOperation::Swap { vip, expected, epoch } => {
+            StoreOperation::Swap { vip, expected, holder, epoch } => {
                 let (vip, epoch) = (*vip, *epoch);
                 let before = self.server.leases.get(&vip).cloned();
-                let swapped = self.server.swap(vip, expected.as_ref(), &self.cluster.nodes[node].name, epoch);
+                let swapped = self.server.swap(vip, expected.as_ref(), holder, epoch);
                 if swapped.is_some() {
-                    self.log(Some(node), || format!("store: {vip} is n{node}'s in epoch {epoch}"));
-                    self.checker.swapped(vip, &self.cluster.nodes[node].name, epoch, before.as_ref());
+                    self.log(Some(node), || format!("store: {vip} is {holder}'s in epoch {epoch}"));
+                    self.checker.swapped(vip, holder, epoch, before.as_ref());
                     self.notify_watches(vip);
                 }
-                let outcome = swapped.map_or(LeaseOutcome::Conflict, LeaseOutcome::Swapped);
-                AgentEvent::Stored { vip, number, outcome }
+                Input::Stored { vip, outcome: swapped.map_or(LeaseOutcome::Conflict, LeaseOutcome::Swapped) }
             }
             StoreOperation::Delete { vip, version } => {
                 self.server.delete(*vip, version);
                 return self.notify_watches(*vip);
             }
-            StoreOperation::Survey => AgentEvent::Surveyed { asked, leases: Some(self.server.leases.clone()) },
-            StoreOperation::ReadRecord(of) => {
+            StoreOperation::Survey => Input::Surveyed { asked, leases: Some(self.server.leases.clone()) },
+            StoreOperation::ReadRecord { node: of, .. } => {
                 let outcome = RecordOutcome::Read(self.server.records.get(of).cloned());
-                AgentEvent::Recorded { node: of.clone(), asked, outcome }
+                Input::Recorded { node: of.clone(), asked, outcome }
             }
-            StoreOperation::SwapRecord { node: of, expected, content } => {
+            StoreOperation::SwapRecord { node: of, expected, content, .. } => {
                 let swapped = self.server.swap_record(of, expected.as_ref(), content.clone());
                 if let Some(version) = &swapped {
                     self.log(Some(node), || format!("store: the record of {of} is {content:?}"));
                     let record = NodeRecord { content: content.clone(), version: version.clone() };
-                    self.notify_nodes(&AgentEvent::RecordChanged { node: of.clone(), record });
+                    self.notify_nodes(&Input::RecordChanged { node: of.clone(), record: Some(record) });
                 }
                 let outcome = swapped.map_or(RecordOutcome::Conflict, RecordOutcome::Swapped);
-                AgentEvent::Recorded { node: of.clone(), asked, outcome }
+                Input::Recorded { node: of.clone(), asked, outcome }
             }
         };
         if self.cluster.nodes[node].access == StoreAccess::Mute || !self.cluster.network.is_on(node) {
             return self.fail(request, LIMIT);
         }
         let after = self.dice.micros(500, 15_000) + self.cluster.nodes[node].access.delay() / 2;
-        self.schedule.after(after, WorldEvent::Agent { node, run, event });
+        self.schedule.after(after, WorldEvent::Agent { node, run, event: AgentEvent::Reported { asked, input } });
     }
 }

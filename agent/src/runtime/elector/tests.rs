@@ -34,19 +34,6 @@ fn elector(state: &Path) -> (Elector, mpsc::Receiver<StoreReport>) {
     .unwrap()
 }
 
-#[tokio::test]
-async fn an_operation_on_this_nodes_record_is_urgent_as_long_as_the_node_answers() {
-    let state = tempfile::tempdir().unwrap();
-    let (mut elector, _reports) = elector(state.path());
-    let (here, now) = (node_name("here"), boottime().unwrap());
-    assert!(!elector.is_urgent(&here, now));
-    let peers = Peers { evidence: Some(now), majority: true, ..Peers::default() };
-    elector.election.handle(Input::Wanted(Arc::default()), &peers, now);
-    elector.election.handle(Input::Tick { carrier: true }, &peers, now);
-    assert!(elector.is_urgent(&here, now) && !elector.is_urgent(&node_name("there"), now));
-    assert!(!elector.is_urgent(&here, now + ElectionSettings::default().lease), "it has nothing to lose any more");
-}
-
 /// The election gets no answer of the LAN here. So it keeps probing, and never leads the VIP.
 #[tokio::test]
 async fn a_vip_whose_lease_cannot_be_read_stays_this_nodes_own() {

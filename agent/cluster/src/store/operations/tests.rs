@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, future::pending, time::Instant};
 use tokio::sync::mpsc::Receiver;
 
 use super::*;
-use crate::store::DirectoryStore;
+use crate::store::{DirectoryStore, Version};
 use vipmux_testing::names::{node_name, vip, vip4};
 
 const NOW: Duration = Duration::from_secs(100);

@@ -24,7 +24,8 @@ impl NodeHandle<'_> {
             self.flush();
             return self.kill();
         }
-        let due = self.get().agent.as_ref().and_then(|agent| agent.election.next()).filter(|_| !self.get().hangs);
+        let due =
+            self.get().agent.as_ref().and_then(|agent| agent.executor.election().next()).filter(|_| !self.get().hangs);
         if due.is_some_and(|due| due <= now) { self.elect() } else { self.listen() }
     }
 
@@ -64,7 +65,7 @@ impl NodeHandle<'_> {
         let Some(agent) = self.world.cluster.nodes[self.node].agent.as_deref_mut() else { return };
         let outbox = agent.membership.take_outbox();
         let hung = agent.membership.is_hung(now);
-        let next = agent.membership.next().into_iter().chain(agent.election.next()).min();
+        let next = agent.membership.next().into_iter().chain(agent.executor.election().next()).min();
         if let Some(next) = next {
             let at = clock.world(next).max(world) + self.world.dice.micros(100, 1_000);
             if agent.wake.is_none_or(|wake| at + Duration::from_millis(1) < wake) {

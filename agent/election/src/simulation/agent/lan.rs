@@ -53,7 +53,7 @@ impl NodeHandle<'_> {
         } else {
             AddressOwner::Nobody
         };
-        self.work(vec![Input::Probed { vip, owner }]);
+        self.give([Input::Probed { vip, owner }]);
     }
 
     /// Sends announcements of a VIP, unless the node's programs hold them back.

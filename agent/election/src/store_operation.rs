@@ -1,0 +1,76 @@
+//! The operations on the store of Leases.
+
+use std::time::Duration;
+
+use crate::{
+    Input, LeaseOutcome, RecordOutcome,
+    lease::{RecordContent, Version},
+};
+use vipmux_model::{NodeName, Vip};
+
+/// An operation on a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreOperation {
+    /// Returns the VIP's Lease.
+    Read(Vip),
+    /// Makes `holder` the VIP's leader, if its Lease has the version `expected`.
+    Swap {
+        /// The VIP.
+        vip: Vip,
+        /// The version that its Lease must have; `None`: it must have no Lease.
+        expected: Option<Version>,
+        /// The new leader.
+        holder: NodeName,
+        /// The new epoch.
+        epoch: u64,
+    },
+    /// Deletes the VIP's Lease, if it has this version.
+    Delete {
+        /// The VIP.
+        vip: Vip,
+        /// The version that its Lease must have.
+        version: Version,
+    },
+    /// Returns a node's record.
+    ReadRecord {
+        /// The node.
+        node: NodeName,
+        /// It is this node's own record, and the node answers for VIPs no longer than the evidence that this is for.
+        urgent: bool,
+    },
+    /// Writes a node's record, if it has the version `expected`.
+    SwapRecord {
+        /// The node.
+        node: NodeName,
+        /// As in [`StoreOperation::ReadRecord`].
+        urgent: bool,
+        /// The version that its record must have; `None`: it must have none.
+        expected: Option<Version>,
+        /// The new content.
+        content: RecordContent,
+    },
+    /// Returns all Leases. With files that costs little if none changed since the last time. An API
+    /// server sends all of them.
+    Survey,
+}
+
+impl StoreOperation {
+    /// Returns whether the operation waits neither for others nor for the time that an API server asks for.
+    pub const fn is_urgent(&self) -> bool {
+        matches!(self, Self::ReadRecord { urgent: true, .. } | Self::SwapRecord { urgent: true, .. })
+    }
+
+    /// Returns the input for an operation of the time `asked` that has failed. Nobody waits for a deletion.
+    pub(crate) fn failed(&self, asked: Duration) -> Option<Input> {
+        match self {
+            Self::Read(vip) | Self::Swap { vip, .. } => {
+                Some(Input::Stored { vip: *vip, outcome: LeaseOutcome::Unavailable })
+            }
+            Self::ReadRecord { node, .. } | Self::SwapRecord { node, .. } => {
+                Some(Input::Recorded { node: node.clone(), asked, outcome: RecordOutcome::Unavailable })
+            }
+            Self::Survey => Some(Input::Surveyed { asked, leases: None }),
+            Self::Delete { .. } => None,
+        }
+    }
+}
