@@ -222,11 +222,21 @@ impl Election {
         self.commands.push(Command::Send { to: from.clone(), message: ElectionMessage::Declined { vip, epoch } });
     }
 
+    /// Returns whether the kernel may answer for a VIP because an earlier agent led it: until the maps are in sync,
+    /// and no longer than the deadline that was found.
+    fn may_have_flag(&self, vip: Vip, now: Duration) -> bool {
+        self.led_at_start.contains(&vip) && !self.fence.is_informed() && now < self.started + self.settings.lease
+    }
+
     /// Handles a message of a peer.
     pub(super) fn receive(&mut self, from: &NodeName, message: &ElectionMessage, now: Duration) {
         let (ElectionMessage::Take { vip, .. }
         | ElectionMessage::Taken { vip, .. }
         | ElectionMessage::Declined { vip, .. }) = *message;
+        if matches!(message, ElectionMessage::Take { .. }) && self.may_have_flag(vip, now) {
+            // An earlier agent may have taken it. The leader must not lead again yet, and asks once more.
+            return;
+        }
         let AbilityToLead { unable, draining, .. } = &self.availability;
         // A peer may not have read yet that this node's object is gone, and would get the VIP back at once.
         let can = !unable.contains(&vip) && !draining && self.may_lead(vip);

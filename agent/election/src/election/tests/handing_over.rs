@@ -349,6 +349,22 @@ fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour_by_the_first_
     }
 }
 
+/// The earlier agent took the VIP and died before it could say so. The kernel answers.
+#[test]
+fn a_vip_that_the_kernel_may_still_answer_for_is_not_declined() {
+    let take = || told("b", ElectionMessage::Take { vip: vip4(1), epoch: 3 });
+    for (informed, wait, declines) in [(false, ms(10), false), (true, ms(10), true), (false, LEASE, true)] {
+        let mut bench = Bench::new(ElectionSettings::default());
+        let settings = bench.election.settings;
+        bench.election = Election::new(node_name("a"), settings, bench.now).resuming([vip4(1)].into());
+        if informed {
+            bench.want(&["a", "b"]);
+        }
+        bench.said();
+        assert_eq!(bench.later(wait).give(take()).said() == ["b: declined 3"], declines, "{informed}, {wait:?}");
+    }
+}
+
 /// An agent that has just started hears of a VIP before it has read the Services.
 #[test]
 fn a_vip_that_was_declined_before_it_was_wanted_is_not_taken_by_a_copy_of_the_message() {
