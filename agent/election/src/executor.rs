@@ -112,6 +112,12 @@ impl Executor {
         }
     }
 
+    /// Returns the next command of the last input.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn next_command(&self) -> Option<&Command> {
+        self.commands.front()
+    }
+
     /// Executes the next command of the last input, and returns it. Commands that concern neither the
     /// membership nor `io` are only returned.
     pub fn execute_next<T: NodeIo>(

@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    AgentEvent, Mutation, World,
-    cluster::Node,
+    AgentEvent, Fault, Mutation, World, WorldEvent,
+    cluster::{Interruption, Node},
     store::{Operations, StoreRequest},
 };
 use crate::{
@@ -29,6 +29,8 @@ pub(super) struct Agent {
     /// number.
     led: BTreeMap<Vip, u64>,
     store: Operations,
+    /// The commands that the executor has executed, and that the event loop has not looked at.
+    executed: Vec<Command>,
     /// Its `--lease`.
     lease: Duration,
     synced: bool,
@@ -104,6 +106,7 @@ impl NodeHandle<'_> {
             executor: Executor::new(election),
             led: BTreeMap::new(),
             store: Operations::default(),
+            executed: Vec::new(),
             lease,
             synced: false,
             carrier: false,
@@ -161,6 +164,9 @@ impl NodeHandle<'_> {
         self.get_mut().hangs = false;
         self.get_mut().since = self.world.schedule.now;
         self.log(|| format!("agent: goes on, {} turns behind", backlog.len()));
+        if self.get().agent.as_ref().is_some_and(|agent| agent.executor.next_command().is_some()) {
+            self.work();
+        }
         // A task of its own handles gossip, before or after the event loop goes on. The loop may
         // have been stopped just before it handled an event.
         let (speaks_first, loop_first) = (self.world.dice.chance(500), self.world.dice.chance(200));
@@ -257,7 +263,8 @@ impl NodeHandle<'_> {
         }
         self.tick();
         let now = self.now();
-        if self.get().agent.as_ref().is_some_and(|agent| agent.has_left(now)) {
+        let runs = self.get().paused.is_none();
+        if runs && self.get().agent.as_ref().is_some_and(|agent| agent.has_left(now)) {
             if let Some(agent) = self.agent() {
                 agent.parting = true;
                 agent.membership.leave(now);
@@ -318,9 +325,40 @@ impl NodeHandle<'_> {
 
     /// Lets the agent handle its inputs and execute the commands. Returns whether there were any.
     fn work(&mut self) -> bool {
+        if self.get().paused.is_some() {
+            return false;
+        }
         let Some(mut agent) = self.get_mut().agent.take() else { return false };
-        let mut executed = Vec::new();
-        while let Some(input) = agent.executor.next_input() {
+        let interruption = self.process(&mut agent);
+        let executed = if interruption.is_none() { std::mem::take(&mut agent.executed) } else { Vec::new() };
+        self.get_mut().agent = Some(agent);
+        if let Some(interruption) = interruption {
+            self.interrupt(interruption);
+            return false;
+        }
+        executed.iter().for_each(|command| self.execute(command));
+        self.flush();
+        !executed.is_empty()
+    }
+
+    /// Handles the inputs and executes the commands until an interruption.
+    fn process(&mut self, agent: &mut Agent) -> Option<Interruption> {
+        loop {
+            while let Some(next) = agent.executor.next_command() {
+                if let Some(interruption) = self.take_interruption(next) {
+                    return Some(interruption);
+                }
+                let Agent { membership, executor, led, store, .. } = agent;
+                let mut io = AgentIo { handle: self, led, store };
+                let Ok(command) = executor.execute_next(membership, &mut io);
+                if let Some(command) =
+                    command.as_ref().filter(|it| !matches!(it, Command::Extend(_) | Command::Heartbeat))
+                {
+                    self.log(|| format!("  -> {command:?}"));
+                }
+                agent.executed.extend(command);
+            }
+            let input = agent.executor.next_input()?;
             if !matches!(input, Input::Tick { .. } | Input::Peers | Input::Wanted(_) | Input::Surveyed { .. }) {
                 self.log(|| format!("  <- {input:?}"));
             }
@@ -331,20 +369,33 @@ impl NodeHandle<'_> {
             } else {
                 agent.executor.handle_next(agent.membership.peers(), now);
             }
-            let Agent { membership, executor, led, store, .. } = &mut *agent;
-            let mut io = AgentIo { handle: self, led, store };
-            while let Ok(Some(command)) = executor.execute_next(membership, &mut io) {
-                if !matches!(command, Command::Extend(_) | Command::Heartbeat) {
-                    io.handle.log(|| format!("  -> {command:?}"));
-                }
-                executed.push(command);
-            }
         }
-        self.get_mut().agent = Some(agent);
-        let any = !executed.is_empty();
-        executed.iter().for_each(|command| self.execute(command));
-        self.flush();
-        any
+    }
+
+    /// Takes the interruption of the agent if it comes before this command.
+    fn take_interruption(&mut self, next: &Command) -> Option<Interruption> {
+        let interruption = &mut self.get_mut().interruption;
+        let is_meant =
+            |at: &&mut Interruption| *next != Command::Heartbeat && at.extends == matches!(next, Command::Extend(_));
+        let at = interruption.as_mut().filter(is_meant)?;
+        if at.after == 0 {
+            return interruption.take();
+        }
+        at.after -= 1;
+        None
+    }
+
+    fn interrupt(&mut self, interruption: Interruption) {
+        self.log(|| "agent: interrupted between two commands".to_owned());
+        let end = if interruption.dies {
+            self.kill();
+            Fault::Start(self.node)
+        } else {
+            self.pause();
+            Fault::Resume(self.node)
+        };
+        self.world.schedule.after(interruption.lasts, WorldEvent::Fault(end));
+        self.world.checker.disturbed = self.world.schedule.now;
     }
 
     /// Executes what the executor leaves to the agent.

@@ -18,6 +18,19 @@ pub(super) struct Build {
     pub(super) lease: Option<Duration>,
 }
 
+/// An interruption of an agent between two commands of one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Interruption {
+    /// The next command is an extension of the deadline. Otherwise it is another one, but no heartbeat.
+    pub(super) extends: bool,
+    /// The number of such commands that are executed before.
+    pub(super) after: u64,
+    /// The agent dies, as when a write to the kernel fails. Otherwise it is stopped, as by SIGSTOP.
+    pub(super) dies: bool,
+    /// The time until the agent starts again, or goes on.
+    pub(super) lasts: Duration,
+}
+
 /// The state of a node's object in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeObject {
@@ -35,6 +48,7 @@ pub(super) struct Node {
     pub(super) frozen: Option<Duration>,
     pub(super) kernel: Kernel,
     pub(super) agent: Option<Box<Agent>>,
+    pub(super) interruption: Option<Interruption>,
     /// The build that starts next.
     pub(super) build: Build,
     /// The number of starts of its agent.
@@ -64,6 +78,7 @@ impl Node {
             frozen: None,
             kernel: Kernel::default(),
             agent: None,
+            interruption: None,
             build: Build::default(),
             run: 0,
             paused: None,

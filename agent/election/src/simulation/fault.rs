@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{AgentEvent, Build, StoreAccess, World, WorldEvent, cluster::NodeObject, network::Network, vip};
+use super::{
+    AgentEvent, Build, StoreAccess, World, WorldEvent,
+    cluster::{Interruption, NodeObject},
+    network::Network,
+    vip,
+};
 use vipmux_model::Vip;
 
 /// A fault, or its end. Nodes and VIPs are given by their numbers.
@@ -12,6 +17,8 @@ pub(super) enum Fault {
     Start(usize),
     /// The agent dies. The kernel goes on.
     Crash(usize),
+    /// The agent dies or is stopped between two commands, and starts again or goes on.
+    Interrupt(usize, Interruption),
     /// The whole node dies.
     PowerOff(usize),
     /// SIGSTOP, and SIGCONT.
@@ -95,6 +102,7 @@ impl World {
         match *fault {
             Fault::Start(node) => self.at(node).start(),
             Fault::Crash(node) => self.at(node).kill(),
+            Fault::Interrupt(node, interruption) => self.cluster.nodes[node].interruption = Some(interruption),
             Fault::PowerOff(node) => self.power_off(node),
             Fault::Pause(node) => self.at(node).pause(),
             Fault::Hang(node) => self.at(node).hang(),
@@ -225,7 +233,9 @@ impl World {
         for node in plugged {
             self.notice_link(node);
         }
-        self.cluster.nodes.iter_mut().for_each(|node| (node.access, node.reload) = (StoreAccess::Open, None));
+        for node in &mut self.cluster.nodes {
+            (node.access, node.reload, node.interruption) = (StoreAccess::Open, None, None);
+        }
     }
 
     fn notice_link(&mut self, node: usize) {

@@ -6,6 +6,7 @@ use super::{BEGIN, STRICT, Scenario, TAIL};
 use crate::simulation::{
     Build, Fault, StoreAccess,
     checker::{Promise, WINDOW},
+    cluster::Interruption,
     random::Dice,
 };
 
@@ -126,12 +127,17 @@ impl Script<'_> {
         let lasts = if short { 20 + self.dice.below(400) } else { 400 + self.dice.below(6_000) };
         match kind {
             Scenario::Crash | Scenario::Flap => {
-                let power = self.dice.chance(250);
-                self.add(at, if power { Fault::PowerOff(node) } else { Fault::Crash(node) });
+                let fault = match self.dice.below(4) {
+                    0 => Fault::PowerOff(node),
+                    1 => Fault::Interrupt(node, self.interruption(true, lasts)),
+                    _ => Fault::Crash(node),
+                };
+                self.add(at, fault);
                 self.add(at + lasts, Fault::Start(node));
             }
             Scenario::Pause => {
-                self.add(at, Fault::Pause(node));
+                let within = self.dice.chance(500).then(|| self.interruption(false, lasts));
+                self.add(at, within.map_or(Fault::Pause(node), |within| Fault::Interrupt(node, within)));
                 self.add(at + lasts, Fault::Resume(node));
             }
             Scenario::Hang => {
@@ -193,6 +199,11 @@ impl Script<'_> {
             return 100 + self.dice.below(900);
         }
         if self.dice.chance(300) { self.dice.below(400) } else { 500 + self.dice.below(5_000) }
+    }
+
+    fn interruption(&mut self, dies: bool, lasts: u64) -> Interruption {
+        let (extends, after) = (self.dice.chance(500), self.dice.below(8));
+        Interruption { extends, after, dies, lasts: Duration::from_millis(lasts) }
     }
 
     /// The node is away, or cut off, for longer than its VIPs take to move.
