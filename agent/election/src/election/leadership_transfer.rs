@@ -10,7 +10,7 @@ use super::{
     AbilityToLead, Command, Election,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
-    takeover_guard::{CLAIMLESS, SETTLE},
+    takeover_guard::{CLAIMLESS, SETTLE, past},
     vip_state::{Context, OwnLeadership, VipState},
 };
 use crate::{
@@ -23,11 +23,10 @@ use vipmux_model::{NodeName, Vip};
 
 /// The time between two messages to a successor that does not answer,
 const AGAIN: Duration = Duration::from_millis(25);
-/// the time for which they are sent,
-const TOLD: Duration = Duration::from_millis(100);
-/// and the time after which this node answers again. A message from before is too old for the
-/// successor by then ([`MembershipSettings::fresh`](crate::membership::MembershipSettings::fresh)).
-const PATIENCE: Duration = Duration::from_millis(300);
+/// and the time for which they are sent. After that, this node waits as long as the successor's kernel may
+/// answer: the successor may have died before it could say that it leads. The messages are too old by then
+/// ([`MembershipSettings::fresh`](crate::membership::MembershipSettings::fresh)).
+const TOLD: Duration = Duration::from_millis(60);
 /// The most VIPs that are declined without being wanted, and noted.
 const MOST_UNKNOWN: usize = 16_384;
 /// The time for which a VIP is not transferred after a successor declined it,
@@ -257,16 +256,18 @@ fn balance_batch(spare: u64) -> u64 {
 impl VipState {
     /// Asks the successor to take the VIP, if it is time to. Leads it again if the successor does
     /// not answer.
-    pub(super) fn continue_transfer(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn continue_transfer(&mut self, peers: &Peers, cx: &mut Context<'_>) {
         let (Some((successor, asked)), Some(own)) = (&mut self.transfers.successor, &self.own) else { return };
-        if cx.now >= self.since + PATIENCE {
+        let lease = peers.members.get(successor).map_or(cx.guard.lease, |peer| cx.guard.lease_of(peer));
+        let end = past(lease, self.since + TOLD);
+        if cx.now >= end {
             let pause = UNANSWERED * (1 << self.transfers.unanswered.min(4));
             self.transfers.not_before = cx.now + pause.min(DECLINED);
             self.transfers.unanswered += 1;
             return self.lead(cx);
         }
         if cx.now > self.since + TOLD || !cx.open {
-            return cx.schedule.wake_at(self.since + PATIENCE);
+            return cx.schedule.wake_at(end);
         }
         let next = self.since + AGAIN * *asked;
         if cx.now < next {

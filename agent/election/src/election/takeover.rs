@@ -137,7 +137,7 @@ impl Election {
             announced |= !state.announced_by.is_empty();
             assured |= state.is_assured();
             match state.role {
-                Role::Handing => state.continue_transfer(&mut cx),
+                Role::Handing => state.continue_transfer(peers, &mut cx),
                 Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
                 // The peer gives it up as soon as it hears this node's claim, and answers no longer
                 // than its deadline.

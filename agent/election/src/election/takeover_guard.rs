@@ -184,7 +184,7 @@ impl TakeoverGuard<'_> {
 
 /// Returns when the deadline of a node with this lease has passed that rests on a question of that
 /// time. Clocks differ by up to 2 %.
-fn past(lease: Duration, asked: Duration) -> Duration {
+pub(super) fn past(lease: Duration, asked: Duration) -> Duration {
     asked + lease + lease / 50 + MARGIN
 }
 
