@@ -26,12 +26,14 @@ pub enum Mutation {
     AssumesOwnLease,
     /// A node that another one challenges in the store has no time to answer.
     FencesAtOnce,
+    /// A node does not announce a VIP that it takes over.
+    AnnouncesNoTakeover,
 }
 
 #[cfg(any(test, feature = "simulation"))]
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::ExtendsWhatHasPassed,
         Self::WaitsForNoSilence,
         Self::LeadsInSpiteOfConflict,
@@ -41,6 +43,7 @@ impl Mutation {
         Self::IgnoresAnnouncements,
         Self::AssumesOwnLease,
         Self::FencesAtOnce,
+        Self::AnnouncesNoTakeover,
     ];
 }
 

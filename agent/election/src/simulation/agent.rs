@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Command, Election, ElectionSettings, Executor, HEARTBEAT, Input, NodeIo, StoreOperation,
-    membership::{AgentInfo, Full, Item, Membership, MembershipSettings, Peers, WireVersions},
+    membership::{AgentInfo, Full, Item, Membership, MembershipSettings, Peers, Why, WireVersions},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -120,6 +120,7 @@ impl NodeHandle<'_> {
         let node = self.get_mut();
         // Others wait no longer than the lease that this agent publishes.
         node.kernel.deadline = node.kernel.deadline.min(now + lease);
+        node.off = false;
         node.run += 1;
         node.since = since;
         node.leaving = false;
@@ -401,6 +402,8 @@ impl NodeHandle<'_> {
     /// Executes what the executor leaves to the agent.
     fn execute(&mut self, command: &Command) {
         match *command {
+            Command::Lead { ref why, .. }
+                if *why != Why::First && self.world.mutation == Some(Mutation::AnnouncesNoTakeover) => {}
             Command::Lead { vip, .. } if self.agent().is_some_and(|agent| agent.led.contains_key(&vip)) => {
                 self.burst(vip);
             }

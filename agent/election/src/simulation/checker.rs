@@ -8,7 +8,7 @@
 //!   [`HEARTBEAT`](crate::HEARTBEAT) plus [`LEASE`](crate::LEASE), and a hundredth for clocks that
 //!   differ. If the parts of a LAN came together while gossip did not, it ends with the next
 //!   announcement, however late.
-//! - *Somebody answers.* While the networks are whole and the store answers, each VIP has an answer
+//! - *Somebody answers*, and clients do not send to a machine that is gone. While the networks are whole and the store answers, each VIP has an answer
 //!   within [`Promise::answer`] of the last fault, if a majority of the nodes has run for
 //!   [`SETTLED`]. With fewer nodes, or after a cold start, it has one within [`COLD`]: it takes 3 s
 //!   until a node that is not heard of counts as silent. Without a store only a majority that knows
@@ -180,7 +180,7 @@ impl Checker {
         self.watched.entry(vip).or_default().heard = Some(now);
     }
 
-    pub(super) fn touch_these(&mut self, vips: &BTreeSet<Vip>) {
+    pub(super) fn touch_these<'a>(&mut self, vips: impl IntoIterator<Item = &'a Vip>) {
         self.touched.extend(vips);
     }
 
@@ -253,7 +253,9 @@ impl Checker {
         let promise = self.promise;
         let answering: Vec<usize> =
             watch.flagged.iter().filter(|node| cluster.answers(**node, vip, now)).copied().collect();
-        let is_dark = answering.is_empty() && is_wanted && !cluster.foreign_speakers.contains(&vip);
+        let dead_end = cluster.dead_end(vip);
+        let is_dark =
+            (answering.is_empty() || dead_end.is_some()) && is_wanted && !cluster.foreign_speakers.contains(&vip);
         let mut broken = None;
         if let Some((one, other)) = pair_in_reach(&answering, &cluster.network) {
             let lasts = watch.note_overlap(one, other, &cluster.network, now);
@@ -274,7 +276,11 @@ impl Checker {
         if let (Some(unanswered), Some(due)) = (unanswered, due) {
             self.figures.dark = self.figures.dark.max(unanswered);
             if unanswered > due {
-                broken = Some(format!("nobody answers for {vip} for {unanswered:?}; {due:?} are allowed"));
+                let what = match dead_end {
+                    Some(node) if !answering.is_empty() => format!("clients send {vip} to n{node}, which is gone,"),
+                    _ => format!("nobody answers for {vip}"),
+                };
+                broken = Some(format!("{what} for {unanswered:?}; {due:?} are allowed"));
             }
         }
         watch.note_leader(&answering, is_wanted);

@@ -47,6 +47,8 @@ pub(super) struct Node {
     /// The time since when the whole machine stands still, and its clock.
     pub(super) frozen: Option<Duration>,
     pub(super) kernel: Kernel,
+    /// The machine has no power.
+    pub(super) off: bool,
     pub(super) agent: Option<Box<Agent>>,
     pub(super) interruption: Option<Interruption>,
     /// The build that starts next.
@@ -77,6 +79,7 @@ impl Node {
             },
             frozen: None,
             kernel: Kernel::default(),
+            off: false,
             agent: None,
             interruption: None,
             build: Build::default(),
@@ -101,7 +104,7 @@ pub(super) struct Cluster {
     pub(super) vips: BTreeSet<Vip>,
     /// Addresses that foreign speakers have.
     pub(super) foreign_speakers: BTreeSet<Vip>,
-    /// The node that announced each VIP last, as switches know it.
+    /// The node that announced each VIP last, as switches and clients know it.
     pub(super) announced: BTreeMap<Vip, usize>,
     /// Switches answer in the names of nodes that do not.
     pub(super) proxies: bool,
@@ -138,6 +141,13 @@ impl Cluster {
     /// Returns whether a node's kernel would answer for this VIP to a client that can reach it.
     pub(super) fn answers(&self, node: usize, vip: Vip, now: Duration) -> bool {
         self.nodes[node].kernel.answers(vip, self.local(node, now)) && self.network.is_on(node)
+    }
+
+    /// Returns the node whose MAC clients have for a VIP, if it has no power or no link. Any other one answers or
+    /// forwards.
+    pub(super) fn dead_end(&self, vip: Vip) -> Option<usize> {
+        let last = self.announced.get(&vip).copied();
+        last.filter(|last| self.nodes[*last].off || !self.network.is_on(*last))
     }
 
     /// Returns the other node that answers a node that asks the LAN for an address.

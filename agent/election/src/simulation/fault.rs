@@ -196,6 +196,7 @@ impl World {
 
     fn power_off(&mut self, node: usize) {
         self.at(node).kill();
+        self.cluster.nodes[node].off = true;
         let led: Vec<_> = self.cluster.nodes[node].kernel.flags.iter().copied().collect();
         for vip in led {
             self.at(node).set_flag(vip, false);

@@ -227,6 +227,11 @@ fn a_machine_that_assumes_its_own_lease_is_found() {
 }
 
 #[test]
+fn a_machine_that_announces_no_takeover_is_found() {
+    is_found(Mutation::AnnouncesNoTakeover, Scenario::Single, 0..20, "which is gone");
+}
+
+#[test]
 fn a_machine_that_leaves_no_time_to_answer_is_found() {
     is_found(Mutation::FencesAtOnce, Scenario::Link, 10..110, "both answer");
 }

@@ -58,12 +58,14 @@ impl NodeHandle<'_> {
 
     /// Sends announcements of a VIP, unless the node's programs hold them back.
     fn broadcast(&mut self, vip: Vip) {
-        let World { cluster, dice, schedule, .. } = &mut *self.world;
+        let World { cluster, dice, schedule, checker, .. } = &mut *self.world;
         let from = self.node;
         if !cluster.answers(from, vip, schedule.now) {
             return;
         }
-        cluster.announced.insert(vip, from);
+        if cluster.announced.insert(vip, from) != Some(from) {
+            checker.touch_these([&vip]);
+        }
         for node in 0..cluster.nodes.len() {
             if node != from && cluster.network.hears(from, node) && !dice.chance(cluster.network.lan_loss) {
                 schedule.after(dice.micros(20, 500), WorldEvent::Heard { node, from, vip });
