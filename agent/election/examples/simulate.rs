@@ -134,16 +134,17 @@ impl Sum {
         self.figures.simulated += figures.simulated;
         self.figures.overlap = self.figures.overlap.max(figures.overlap);
         self.figures.dark = self.figures.dark.max(figures.dark);
+        self.figures.gaps = self.figures.gaps.max(figures.gaps);
         self.figures.moves = self.figures.moves.max(figures.moves);
         self.figures.writes = self.figures.writes.max(figures.writes);
         self.failed.extend(violation.map(|violation| (seed, violation)));
     }
 
     fn print(&self, scenario: Scenario, vips: Option<usize>, took: Duration) {
-        let Figures { events, simulated, overlap, dark, moves, writes } = self.figures;
+        let Figures { events, simulated, overlap, dark, gaps, moves, writes } = self.figures;
         println!(
             "{:<10} {:>2} VIPs, {:>6} seeds, {} failed; {:.0} s simulated, {:.1} M events in {:.1} s; longest overlap {overlap:.1?}, \
-             longest without answer {dark:.0?}, most moves {moves} and writes {writes} once settled",
+             longest without answer {dark:.0?}, once settled {gaps:.0?} in all, most moves {moves} and writes {writes}",
             scenario.name(),
             vips.map_or_else(|| "1+".to_owned(), |vips| vips.to_string()),
             self.seeds,

@@ -50,6 +50,7 @@ mod node_records;
 mod peer_announcements;
 mod role;
 mod schedule;
+mod stability;
 mod takeover;
 mod takeover_guard;
 mod vip_state;
@@ -72,6 +73,7 @@ use self::{
     node_records::OwnRecord,
     peer_announcements::Inquiries,
     schedule::EvaluationSchedule,
+    stability::Stability,
     takeover_guard::TakeoverGuard,
     vip_state::{Context, VipState},
 };
@@ -133,6 +135,7 @@ pub struct Election {
     led_at_start: BTreeSet<Vip>,
     wanted: Arc<BTreeMap<Vip, Candidates>>,
     availability: AbilityToLead,
+    stability: Stability,
     states: BTreeMap<Vip, VipState>,
     index: LeaderIndex,
     surveys: Surveys,
@@ -160,10 +163,19 @@ struct AbilityToLead {
     /// The hold-down is over.
     ready: bool,
     draining: bool,
+    /// The deadline passes again and again.
+    unstable: bool,
     /// VIPs that this node cannot announce now.
     unable: BTreeSet<Vip>,
     /// VIPs whose answers are known to be lost. This node holds no Lease of them.
     lossy: BTreeSet<Vip>,
+}
+
+impl AbilityToLead {
+    /// Returns what peers get as [`Item::Ready`] and [`Item::Draining`].
+    const fn published(&self) -> (bool, bool) {
+        if self.draining { (true, true) } else { (self.ready && !self.unstable, self.unstable) }
+    }
 }
 
 /// The progress of surveys, and the Leases that are no longer wanted.
@@ -187,6 +199,7 @@ impl Election {
             led_at_start: BTreeSet::new(),
             wanted: Arc::default(),
             availability: AbilityToLead::default(),
+            stability: Stability::default(),
             states: BTreeMap::new(),
             index: LeaderIndex::default(),
             surveys: Surveys::default(),
@@ -249,9 +262,14 @@ impl Election {
         self.states.keys().copied()
     }
 
-    /// Returns whether the hold-down is over.
-    pub fn is_ready(&self) -> bool {
-        self.availability.ready
+    /// Returns what this node publishes as [`Item::Ready`] and [`Item::Draining`].
+    pub fn published_ability(&self) -> (bool, bool) {
+        self.availability.published()
+    }
+
+    /// Returns whether this node transfers its VIPs, since its deadline passes again and again.
+    pub fn is_unstable(&self) -> bool {
+        self.availability.unstable
     }
 
     /// Returns whether another node should lead a VIP rather than this one, and can now.
@@ -326,7 +344,7 @@ impl Election {
                     state.probed(&owner, peers, &mut cx);
                 }
             }
-            Input::Drain(draining) => self.drain(draining),
+            Input::Drain(draining) => self.set_ability(|ability| ability.draining = draining),
         }
         if self.schedule.is_due(now) && self.fence.is_informed() {
             self.evaluate(peers, now);
@@ -425,12 +443,21 @@ impl Election {
         }
     }
 
-    fn drain(&mut self, draining: bool) {
-        self.commands.push(Command::Publish(Item::Draining(draining)));
-        if self.availability.draining != draining {
-            (self.schedule.dirty, self.index.preferences) = (true, None);
+    fn set_ability(&mut self, set: impl FnOnce(&mut AbilityToLead)) {
+        let before = self.availability.published();
+        set(&mut self.availability);
+        let (ready, draining) = self.availability.published();
+        if ready != before.0 {
+            self.commands.push(Command::Publish(Item::Ready(ready)));
         }
-        self.availability.draining = draining;
+        if draining != before.1 {
+            self.commands.push(Command::Publish(Item::Draining(draining)));
+        }
+        if (ready, draining) != before {
+            self.index.preferences = None;
+            // The end of a hold-down moves no VIP at once.
+            self.schedule.dirty |= draining || before.1;
+        }
     }
 
     /// Stops answering at once, or begins anew.
@@ -448,11 +475,11 @@ impl Election {
     /// that it has passed.
     fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
         self.commands.push(Command::Heartbeat);
-        self.ticked = now;
-        if !self.availability.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
-            (self.availability.ready, self.index.preferences) = (true, None);
-            self.commands.push(Command::Publish(Item::Ready(true)));
-        }
+        // Two rounds of heartbeats by default.
+        let late = now.saturating_sub(std::mem::replace(&mut self.ticked, now)) >= self.settings.lease * 3 / 5;
+        let ready = now.saturating_sub(self.started) >= self.settings.hold_down;
+        let unstable = self.stability.is_unstable(now);
+        self.set_ability(|ability| (ability.ready, ability.unstable) = (ready, unstable));
         let carrier = carrier && !self.outranked;
         self.fence.set_carrier(carrier);
         if !carrier {
@@ -460,6 +487,10 @@ impl Election {
         }
         if self.fence.is_past(now) {
             self.fence.lapse(now);
+            // A node that leads nothing, and hears nobody, need not look for evidence in the store.
+            if late || !self.index.own.is_empty() {
+                self.stability.note_lapse(now);
+            }
             self.fencings.note_cut_off(now);
             self.suspend(&Lost::Fenced, now);
             self.commands.extend([Command::DiscardEvidence, Command::Reload]);

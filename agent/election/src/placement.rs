@@ -139,26 +139,42 @@ pub fn candidates_of(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTre
     vips.into_iter().map(of).collect()
 }
 
+/// How far a node is ready to lead; the least value is the best.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Readiness {
+    /// Its hold-down is over.
+    #[default]
+    Ready,
+    /// Its deadline passes again and again.
+    Unstable,
+    /// Its hold-down is not over, or its state is not known yet.
+    HoldDown,
+}
+
 /// The preference for a node now; the least value is the best. Excluded nodes lead only where no
-/// other node may. Cordoned and draining nodes come last, and a node that has just come waits.
+/// other node may. Cordoned and draining nodes come last. A node that has just come waits, and comes
+/// after unstable ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Preference {
     /// Excluded by label.
     pub excluded: bool,
     /// Cordoned, or draining.
     pub leaving: bool,
-    /// Its hold-down is not over.
-    pub unready: bool,
+    /// How far it is ready.
+    pub readiness: Readiness,
     /// Its score; a higher one is better.
     pub score: Reverse<u32>,
 }
 
 impl Preference {
-    /// Returns whether a node like this should get a VIP of a node like `other`. No VIP moves only
-    /// since a node is ready, and a score counts after the hold-down.
+    /// Returns whether a node like this should get a VIP of a node like `other`. No VIP moves to a node in its
+    /// hold-down for a score, or because the other one is unstable.
     pub(super) fn precedes(self, other: Self) -> bool {
-        let score = |preference: Self| if self.unready { Reverse(0) } else { preference.score };
-        (self.excluded, self.leaving, score(self)) < (other.excluded, other.leaving, score(other))
+        let is_ready = self.readiness == Readiness::Ready;
+        let unstable = |of: Self| is_ready && of.readiness == Readiness::Unstable;
+        let score = |of: Self| if is_ready { of.score } else { Reverse(0) };
+        let rank = |of: Self| (of.excluded, of.leaving, unstable(of), score(of));
+        rank(self) < rank(other)
     }
 }
 
@@ -314,7 +330,7 @@ impl<'a> LeaderPlacement<'a> {
 #[allow(clippy::unnecessary_wraps, reason = "the signature of a preference for living nodes")]
 fn as_the_objects_say(candidate: &Candidate) -> Option<Preference> {
     let Candidate { excluded, cordoned, score, .. } = *candidate;
-    Some(Preference { excluded, leaving: cordoned, unready: false, score: Reverse(score) })
+    Some(Preference { excluded, leaving: cordoned, readiness: Readiness::Ready, score: Reverse(score) })
 }
 
 /// Returns the candidates with the best preference if all nodes could lead.

@@ -84,6 +84,8 @@ pub struct Figures {
     /// The longest time for which a VIP had no answer although one was due, counted from the last
     /// fault.
     pub dark: Duration,
+    /// The longest time in all for which a VIP had no answer since everything had settled.
+    pub gaps: Duration,
     /// The most moves of one VIP since everything had settled.
     pub moves: u32,
     /// The writes at the store since then.

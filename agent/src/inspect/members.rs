@@ -30,7 +30,7 @@ pub struct MemberView {
     pub heard_ms: Option<u64>,
     /// It may lead: its maps are in sync, and its hold-down is over.
     pub ready: bool,
-    /// It drains: it gives up its VIPs and takes no others.
+    /// It gives up its VIPs and takes no others: it drains if it is ready, and is unstable otherwise.
     pub draining: bool,
     /// The number of VIPs that it says it leads.
     pub vips: u32,
@@ -105,7 +105,8 @@ impl MemberView {
         let there = matches!(self.standing, Some(Code(Ok(Standing::Alive | Standing::Suspected | Standing::Own))));
         match (there, self.draining, self.ready) {
             (false, ..) => Cell::from(""),
-            (true, true, _) => Cell::toned("draining", Tone::Warn),
+            (true, true, true) => Cell::toned("draining", Tone::Warn),
+            (true, true, false) => Cell::toned("unstable", Tone::Warn),
             (true, false, true) => Cell::toned("yes", Tone::Good),
             (true, false, false) => Cell::toned("hold-down", Tone::Warn),
         }

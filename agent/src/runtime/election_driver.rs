@@ -259,7 +259,7 @@ impl ElectionDriver {
             return Ok(false);
         }
         self.published.publish_leaders(kernel, &self.elector)?;
-        self.published.publish_members(kernel, &self.elector, (&self.node, self.drain.is_some()), now)?;
+        self.published.publish_members(kernel, &self.elector, &self.node, now)?;
         Ok(true)
     }
 

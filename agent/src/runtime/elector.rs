@@ -370,9 +370,9 @@ impl Elector {
         self.executor.election().vips()
     }
 
-    /// Returns whether this node's hold-down is over.
-    pub(super) fn is_ready(&self) -> bool {
-        self.executor.election().is_ready()
+    /// Returns whether this node is ready, and whether it drains, as it publishes it.
+    pub(super) fn published_ability(&self) -> (bool, bool) {
+        self.executor.election().published_ability()
     }
 
     /// Returns this node's generation among the members.

@@ -74,7 +74,7 @@ impl Published {
         &mut self,
         kernel: &mut Kernel,
         elector: &Elector,
-        (node, draining): (&NodeName, bool),
+        node: &NodeName,
         now: Duration,
     ) -> Result<(), MapsError> {
         let index = |name: &NodeName| kernel.observed().node_index(name);
@@ -95,7 +95,7 @@ impl Published {
             }
         }
         if let Some(index) = index(node) {
-            members.insert(index, own_member(elector, draining, since(index, Standing::Own)));
+            members.insert(index, own_member(elector, since(index, Standing::Own)));
         }
         for index in self.members.keys().filter(|index| !members.contains_key(index)) {
             kernel.maps.set_member(*index, None)?;
@@ -110,8 +110,9 @@ impl Published {
     }
 }
 
-fn own_member(elector: &Elector, draining: bool, since: u64) -> abi::Member {
-    let flags = flags(elector.is_ready(), draining);
+fn own_member(elector: &Elector, since: u64) -> abi::Member {
+    let (ready, draining) = elector.published_ability();
+    let flags = flags(ready, draining);
     let claims = u32::try_from(elector.own_vips().count()).unwrap_or(u32::MAX);
     let (generation, standing) = (elector.generation(), Standing::Own as u32);
     abi::Member { generation, heard: 0, since, standing, flags, claims, reserved: 0 }

@@ -17,7 +17,7 @@ use crate::{
     lease::is_later,
     membership::{Peers, Why},
     mutation::Mutation,
-    placement::{Candidate, LeaderPlacement, Preference, Preferences},
+    placement::{Candidate, LeaderPlacement, Preference, Preferences, Readiness},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -192,14 +192,19 @@ impl Election {
     /// Returns the preference for a candidate; `None`: it cannot lead now.
     pub(super) fn preference(&self, candidate: &Candidate, peers: &Peers) -> Option<Preference> {
         let Candidate { node, excluded, cordoned, score, .. } = candidate;
-        let (draining, ready) = if *node == self.local {
-            (self.availability.draining, self.availability.ready)
+        let (ready, draining) = if *node == self.local {
+            self.availability.published()
         } else {
             let peer = peers.members.get(node).filter(|peer| peer.status.is_alive() && !peer.state.lapsed)?;
-            (peer.state.draining, peer.state.ready)
+            (peer.state.ready, peer.state.draining)
         };
-        let leaving = *cordoned || draining;
-        Some(Preference { excluded: *excluded, leaving, unready: !ready, score: Reverse(*score) })
+        let readiness = match (ready, draining) {
+            (true, _) => Readiness::Ready,
+            (false, false) => Readiness::HoldDown,
+            (false, true) => Readiness::Unstable,
+        };
+        let leaving = *cordoned || draining && readiness != Readiness::Unstable;
+        Some(Preference { excluded: *excluded, leaving, readiness, score: Reverse(*score) })
     }
 
     /// Returns whether this node is a candidate for a VIP.

@@ -8,6 +8,7 @@ mod node_records;
 mod properties;
 mod silence;
 mod silent_store;
+mod stability;
 mod taking_over;
 mod transitions;
 

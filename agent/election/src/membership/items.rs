@@ -28,7 +28,8 @@ pub const MOST_LEASE: Duration = Duration::from_secs(30);
 pub enum Item {
     /// Its maps are in sync, and it may lead.
     Ready(bool),
-    /// It transfers its VIPs and takes no others.
+    /// It transfers its VIPs and takes no others. If it is not [`Ready`](Item::Ready), it is unstable: its
+    /// deadline passes again and again. Earlier agents do not tell the two.
     Draining(bool),
     /// It leads a VIP.
     Claim {
@@ -209,7 +210,7 @@ pub(super) enum ItemChange {
 pub struct State {
     /// Its maps are in sync, and it may lead.
     pub ready: bool,
-    /// It transfers its VIPs and takes no others.
+    /// It transfers its VIPs and takes no others: [`Item::Draining`].
     pub draining: bool,
     /// The VIPs that it leads, or led until it lapsed.
     pub claims: OrdMap<Vip, Claimed>,

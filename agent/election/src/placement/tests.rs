@@ -173,7 +173,7 @@ fn who_stands_best_leads_and_the_others_where_it_cannot() {
         (n != "n2").then_some(Preference {
             excluded: false,
             leaving: n == "n0",
-            unready: n == "n1",
+            readiness: if n == "n1" { Readiness::HoldDown } else { Readiness::Ready },
             ..Preference::default()
         })
     };
@@ -197,7 +197,8 @@ fn the_highest_score_leads_after_the_hold_down_while_it_can() {
         let preference = |candidate: &Candidate| {
             let n = candidate.node.as_str();
             let score = Reverse(candidate.score);
-            alive.contains(&n).then_some(Preference { unready: n == unready, score, ..Preference::default() })
+            let readiness = if n == unready { Readiness::HoldDown } else { Readiness::Ready };
+            alive.contains(&n).then_some(Preference { readiness, score, ..Preference::default() })
         };
         let (preferences, led) = (Preferences::new(wanted.values(), &preference), BTreeMap::new());
         let mut placement = LeaderPlacement::new(&wanted, &preference, &preferences, &led);
@@ -212,7 +213,10 @@ fn the_highest_score_leads_after_the_hold_down_while_it_can() {
 
 #[test]
 fn a_vip_moves_to_a_higher_score_but_not_during_a_hold_down() {
-    let scored = |score, unready| Preference { score: Reverse(score), unready, ..Preference::default() };
+    let scored = |score, unready| {
+        let readiness = if unready { Readiness::HoldDown } else { Readiness::Ready };
+        Preference { score: Reverse(score), readiness, ..Preference::default() }
+    };
     assert!(scored(10, false).precedes(scored(0, false)));
     assert!(scored(10, false).precedes(scored(0, true)));
     assert!(!scored(10, true).precedes(scored(0, false)));

@@ -24,7 +24,7 @@ use vipmux_model::{NodeName, Vip};
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Agent {
     membership: Membership,
-    executor: Executor,
+    pub(super) executor: Executor,
     /// The VIPs that the kernel answers for, as the event loop believes. Each leadership has a
     /// number.
     led: BTreeMap<Vip, u64>,

@@ -53,6 +53,8 @@ pub(super) struct Promise {
     pub(super) moves: u32,
     /// and the most writes, after everything had settled.
     pub(super) writes: u64,
+    /// The longest time in all for which a VIP may have no answer since then.
+    pub(super) gaps: Duration,
     /// Loads are balanced at the end.
     pub(super) balance: bool,
     /// Candidates for every other VIP have scores, and at the end the highest leads.
@@ -69,6 +71,10 @@ struct Watch {
     /// The time at which a node that answered heard another one announce it.
     heard: Option<Duration>,
     dark: Option<Duration>,
+    /// The last look, if there was no answer.
+    looked_dark: Option<Duration>,
+    /// The time without an answer since everything had settled.
+    gaps: Duration,
     leader: Option<usize>,
     moves: u32,
 }
@@ -94,6 +100,12 @@ impl Watch {
         let since = self.dark.filter(|_| is_due).unwrap_or(now);
         self.dark = Some(since);
         is_due.then(|| now.saturating_sub(since.max(disturbed)))
+    }
+
+    /// Counts the time without an answer.
+    fn note_gap(&mut self, is_dark: bool, now: Duration) {
+        self.gaps += self.looked_dark.map_or(Duration::ZERO, |looked| now.saturating_sub(looked));
+        self.looked_dark = is_dark.then_some(now);
     }
 
     /// Notes the leader if one node answers, and counts the moves.
@@ -190,7 +202,7 @@ impl Checker {
 
     pub(super) fn mark(&mut self, server: &Server) {
         self.marked = Some((server.writes, server.operations));
-        self.watched.values_mut().for_each(|watch| watch.moves = 0);
+        self.watched.values_mut().for_each(|watch| (watch.moves, watch.gaps) = (0, Duration::ZERO));
     }
 
     /// Notes that a node leads.
@@ -283,6 +295,7 @@ impl Checker {
                 broken = Some(format!("{what} for {unanswered:?}; {due:?} are allowed"));
             }
         }
+        watch.note_gap(is_dark, now);
         watch.note_leader(&answering, is_wanted);
         if let Some(broken) = broken {
             self.violate(|| broken);
@@ -325,6 +338,11 @@ impl Checker {
             if most > promise.moves {
                 self.violate(|| format!("a VIP moved {most} times; {} are allowed", promise.moves));
             }
+            let gaps = self.watched.values().map(|watch| watch.gaps).max().unwrap_or_default();
+            self.figures.gaps = gaps;
+            if gaps > promise.gaps {
+                self.violate(|| format!("a VIP had no answer for {gaps:?} in all; {:?} are allowed", promise.gaps));
+            }
             if writes > promise.writes {
                 self.violate(|| {
                     format!(
@@ -343,10 +361,10 @@ impl Checker {
     }
 
     fn check_scores(&mut self, cluster: &Cluster, now: Duration) {
-        let there = || (0..cluster.nodes.len()).filter(|node| cluster.is_there(*node));
-        let highest = there().map(Cluster::score).max().unwrap_or(0);
+        let foremost = cluster.foremost();
+        let highest = foremost.iter().copied().map(Cluster::score).max().unwrap_or(0);
         for vip in cluster.vips.iter().filter(|vip| Cluster::is_scored(**vip)) {
-            let leader = there().find(|node| cluster.answers(*node, *vip, now));
+            let leader = foremost.iter().copied().find(|node| cluster.answers(*node, *vip, now));
             if leader.map(Cluster::score) != Some(highest) {
                 self.violate(|| format!("{leader:?} leads {vip:?}, and the highest score is {highest}"));
             }
@@ -354,8 +372,7 @@ impl Checker {
     }
 
     fn check_balance(&mut self, cluster: &Cluster, now: Duration) {
-        let there = (0..cluster.nodes.len()).filter(|node| cluster.is_there(*node)).count().max(1);
-        let most = cluster.vips.len().div_ceil(there) + 1;
+        let most = cluster.vips.len().div_ceil(cluster.foremost().len().max(1)) + 1;
         for node in 0..cluster.nodes.len() {
             let load = cluster.vips.iter().filter(|vip| cluster.answers(node, **vip, now)).count();
             if load > most {

@@ -26,6 +26,8 @@ pub enum Scenario {
     Pause,
     /// Event loops stand still, and gossip goes on.
     Hang,
+    /// One agent, or its event loop, stands still for a third of each second.
+    Stutter,
     /// Agents are stopped for a moment, and read their objects again for seconds.
     SlowSource,
     /// Hypervisors stop machines, whose clocks stand still meanwhile.
@@ -107,6 +109,7 @@ const STRICT: Promise = Promise {
     without_store: COLD,
     moves: u32::MAX,
     writes: u64::MAX,
+    gaps: Duration::MAX,
     balance: true,
     scores: false,
     interval: Duration::from_millis(50),
@@ -114,7 +117,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 28] = [
+    pub const SMALL: [Self; 29] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -143,6 +146,7 @@ impl Scenario {
         Self::Hang,
         Self::SlowSource,
         Self::Delete,
+        Self::Stutter,
     ];
 
     /// Returns the scenario's name, in lower-case letters.

@@ -91,6 +91,11 @@ fn the_vips_of_an_event_loop_that_hangs_are_answered_for_within_500_milliseconds
 }
 
 #[test]
+fn a_node_that_stands_still_each_second_keeps_no_vip_dark_after_five_seconds() {
+    all_is_well(Scenario::Stutter, 0..seeds());
+}
+
+#[test]
 fn a_node_that_reads_its_objects_for_long_keeps_no_vip_dark() {
     all_is_well(Scenario::SlowSource, 0..seeds());
 }

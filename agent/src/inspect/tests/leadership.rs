@@ -146,6 +146,9 @@ node-d  down          11m39s  11m40s ago  -         3           4  02:00:00:00:0
     assert_eq!((word(0, 1), word(0, 6)), ("suspected", "draining"), "{shown}");
     assert_eq!((word(1, 1), word(1, 6)), ("9", "-"), "from a newer agent: {shown}");
     assert_eq!((word(2, 1), word(2, 6)), ("alive", "hold-down"), "{shown}");
+    cluster.fixture.maps.set_member(3, Some(of(Standing::Alive, 0, MEMBER_DRAINING))).unwrap();
+    let shown = text(&Members::read(&cluster.maps(), &clock()).unwrap());
+    assert!(shown.ends_with("unstable     3           1  02:00:00:00:00:0d\n"), "{shown}");
 }
 
 #[test]

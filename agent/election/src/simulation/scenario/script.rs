@@ -64,6 +64,9 @@ impl Script<'_> {
                 let (answer, without_store) = (Duration::from_millis(500), Duration::from_secs(1));
                 Promise { answer, without_store, interval: Duration::from_millis(10), ..STRICT }
             }
+            Scenario::Stutter => {
+                Promise { moves: 0, gaps: Duration::ZERO, interval: Duration::from_millis(10), ..STRICT }
+            }
             // A second to read the objects, and a takeover.
             Scenario::SlowSource => Promise { answer: Duration::from_millis(1_600), ..STRICT },
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
@@ -111,7 +114,7 @@ impl Script<'_> {
             at += pause;
         }
         // The last fault of this scenario takes long.
-        let end = if matches!(scenario, Scenario::Half | Scenario::Proxy) { at } else { end };
+        let end = if matches!(scenario, Scenario::Half | Scenario::Proxy | Scenario::Stutter) { at } else { end };
         self.add(end, Fault::Recover);
         if scenario == Scenario::Scores {
             self.add(end + TAIL, Fault::Mark);
@@ -145,6 +148,7 @@ impl Script<'_> {
                 self.add(at + lasts, Fault::Resume(node));
                 return lasts + 4_000;
             }
+            Scenario::Stutter => return self.stutter(node, at),
             Scenario::SlowSource => {
                 let (takes, stopped) = (1_000 + self.dice.below(10_000), 250 + self.dice.below(400));
                 self.add(at - 10, Fault::SlowSource(node, Duration::from_millis(takes)));
@@ -204,6 +208,18 @@ impl Script<'_> {
     fn interruption(&mut self, dies: bool, lasts: u64) -> Interruption {
         let (extends, after) = (self.dice.chance(500), self.dice.below(8));
         Interruption { extends, after, dies, lasts: Duration::from_millis(lasts) }
+    }
+
+    /// Returns the time until the next fault. After five seconds the node leads nothing any more.
+    fn stutter(&mut self, node: usize, at: u64) -> u64 {
+        let (hangs, seconds, pause) = (self.dice.chance(500), 20 + self.dice.below(40), 320 + self.dice.below(130));
+        for second in 0..seconds {
+            let at = at + second * 1_000;
+            self.add(at, if hangs { Fault::Hang(node) } else { Fault::Pause(node) });
+            self.add(at + pause, Fault::Resume(node));
+        }
+        self.add(at + 5_000, Fault::Mark);
+        1_000 * seconds
     }
 
     /// The node is away, or cut off, for longer than its VIPs take to move.
