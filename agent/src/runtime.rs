@@ -228,6 +228,7 @@ impl Agent {
             let elector = &self.election.elector;
             self.telemetry.solitude(elector.solitude(now));
             self.telemetry.leadership(&elector.missing_members(), elector.uses_store_evidence(now), now);
+            self.telemetry.unstable(elector.is_unstable(), now);
             self.telemetry.versions(&self.election.elector.versions());
             self.telemetry.meters.map_usage(self.serving.kernel.observed().fill());
             reconcile = self.check_hashing(now)?;

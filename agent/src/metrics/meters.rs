@@ -49,6 +49,7 @@ struct ElectionMeters {
     gained: Family<Label, Counter>,
     lost: Family<Label, Counter>,
     lapses: Counter,
+    unstable: Gauge,
     store_evidence: Gauge,
     leases: Family<[(&'static str, &'static str); 2], Counter>,
     conflicts: Counter,
@@ -141,6 +142,8 @@ impl ElectionMeters {
         let help = "VIPs that this node stopped answering for, by reason";
         registry.register("vipmux_leaderships_lost", help, self.lost.clone());
         registry.register("vipmux_fence_lapses", "Times that the fence deadline passed", self.lapses.clone());
+        let help = "1 while this node transfers its VIPs, since its fence deadline passes again and again";
+        registry.register("vipmux_unstable", help, self.unstable.clone());
         let help = "1 while only the Leases say that this node may answer";
         registry.register("vipmux_store_evidence", help, self.store_evidence.clone());
         let help = "Operations on Leases, by result";
@@ -379,6 +382,11 @@ impl Meters {
     /// Counts lapses of the fence: its deadline passed.
     pub fn fence_lapsed(&self, lapses: u64) {
         self.election.lapses.inc_by(lapses);
+    }
+
+    /// Sets whether this node is unstable: its deadline passes again and again.
+    pub fn unstable(&self, unstable: bool) {
+        self.election.unstable.set(i64::from(unstable));
     }
 
     /// Sets whether this node may answer only because the Leases say so.

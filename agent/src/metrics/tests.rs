@@ -24,6 +24,7 @@ fn everything() -> String {
     meters.nodes(4);
     meters.segments(&[(2, SegmentReach::Answered)].into(), 0);
     meters.store_evidence(true);
+    meters.unstable(true);
     meters.versions([(&"9.9.9".to_owned(), &7)]);
     meters.versions([(&"0.1.0".to_owned(), &2)]);
     meters.repaired("VIPS");
@@ -78,6 +79,7 @@ fn values_have_the_right_names_and_labels() {
         r#"vipmux_lease_operations_total{operation="swap",result="failed"} 0"#,
         "vipmux_nodes 4",
         "vipmux_store_evidence 1",
+        "vipmux_unstable 1",
         r#"vipmux_agent_versions{version="0.1.0"} 2"#,
         "vipmux_gossip_keys 1.0",
     ] {

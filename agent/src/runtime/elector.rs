@@ -375,6 +375,11 @@ impl Elector {
         self.executor.election().published_ability()
     }
 
+    /// Returns whether this node transfers its VIPs, since its deadline passes again and again.
+    pub(super) fn is_unstable(&self) -> bool {
+        self.executor.election().is_unstable()
+    }
+
     /// Returns this node's generation among the members.
     pub(super) fn generation(&self) -> u64 {
         self.shared.lock().generation()

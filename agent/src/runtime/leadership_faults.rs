@@ -26,6 +26,7 @@ pub(super) struct LeadershipFaults {
     fence: Lasting,
     /// Lapses of the deadline since the fault began.
     lapses: u64,
+    unstable: Lasting,
     writes: Lasting,
     /// Failed writes since the fault began.
     failures: u64,
@@ -38,6 +39,7 @@ impl Default for LeadershipFaults {
             store_evidence: Lasting::new(STORE_EVIDENCE, STORE_EVIDENCE),
             fence: Lasting::new(Duration::ZERO, FENCE_QUIET),
             lapses: 0,
+            unstable: Lasting::new(Duration::ZERO, Duration::ZERO),
             writes: Lasting::new(Duration::ZERO, WRITES_QUIET),
             failures: 0,
         }
@@ -88,6 +90,18 @@ impl LeadershipFaults {
             Some(Ended(lasted)) => {
                 let (lapses, seconds) = (std::mem::take(&mut self.lapses), lasted.as_secs());
                 tracing::info!(lapses, seconds, "fence deadline is ahead again, this node may answer");
+            }
+            None => {}
+        }
+    }
+
+    /// Notes whether the fence deadline passes again and again.
+    pub(super) fn unstable(&mut self, unstable: bool, now: Duration) {
+        match self.unstable.look(unstable, now) {
+            Some(Began) => tracing::warn!("fence deadline passes again and again, handing over all VIPs"),
+            Some(Ended(lasted)) => {
+                let seconds = lasted.as_secs();
+                tracing::info!(seconds, "fence deadline has not passed for five minutes, this node takes VIPs again");
             }
             None => {}
         }
@@ -200,6 +214,17 @@ mod tests {
         let expected = [
             "WARN fence deadline passed, this node answers for no VIP",
             "INFO fence deadline is ahead again, this node may answer lapses=2 seconds=32",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn a_node_that_is_unstable_is_logged_once() {
+        let lines =
+            logged(|faults| (0..500).for_each(|second| faults.unstable((10..400).contains(&second), s(second))));
+        let expected = [
+            "WARN fence deadline passes again and again, handing over all VIPs",
+            "INFO fence deadline has not passed for five minutes, this node takes VIPs again seconds=390",
         ];
         assert_eq!(lines, expected);
     }

@@ -77,6 +77,12 @@ impl Telemetry {
         self.faults.fence(new, ahead, now);
     }
 
+    /// Notes whether this node is unstable: its deadline passes again and again.
+    pub(super) fn unstable(&mut self, unstable: bool, now: Duration) {
+        self.meters.unstable(unstable);
+        self.faults.unstable(unstable, now);
+    }
+
     /// Notes which Nodes have no living agent, and whether this node may answer only because the
     /// Leases say so. Called once a second.
     pub(super) fn leadership(&mut self, missing: &[NodeName], store_evidence: bool, now: Duration) {
