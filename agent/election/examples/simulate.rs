@@ -41,6 +41,9 @@ struct Arguments {
     /// Build this fault (by number) into the state machine, to see that it is found
     #[arg(long, value_name = "N", value_parser = |at: &str| at.parse().ok().and_then(|at: usize| Mutation::ALL.get(at).copied()).ok_or("unknown mutation"))]
     mutation: Option<Mutation>,
+    /// Give each node a store of its own, as without a cluster [default: also for some scenarios]
+    #[arg(long)]
+    own_stores: bool,
     /// Continue after a failure
     #[arg(long)]
     keep_going: bool,
@@ -65,8 +68,12 @@ fn main() -> ExitCode {
         (None, None) => vec![None, Some(MANY_VIPS)],
         (vips, _) => vec![vips],
     };
-    for (scenario, vips) in scenarios.iter().flat_map(|scenario| sizes.iter().map(move |vips| (*scenario, *vips))) {
-        if !run(&arguments, scenario, vips) {
+    let own_stores = arguments.own_stores;
+    let runs = scenarios.iter().flat_map(|scenario| sizes.iter().map(move |vips| (*scenario, *vips, own_stores)));
+    let is_default = arguments.scenario.is_none() && !own_stores;
+    let with_own_stores = Scenario::OWN_STORES.iter().map(|scenario| (*scenario, Some(MANY_VIPS), true));
+    for (scenario, vips, own_stores) in runs.chain(with_own_stores.filter(|_| is_default)) {
+        if !run(&arguments, scenario, vips, own_stores) {
             status = ExitCode::FAILURE;
             if !arguments.keep_going {
                 break;
@@ -81,11 +88,12 @@ fn size(number: Option<i64>) -> Option<usize> {
 }
 
 /// Runs the seeds of one scenario. Returns whether all kept their promises.
-fn run(arguments: &Arguments, scenario: Scenario, vips: Option<usize>) -> bool {
+fn run(arguments: &Arguments, scenario: Scenario, vips: Option<usize>, own_stores: bool) -> bool {
     let setup = |seed| Setup {
         nodes: size(arguments.nodes),
         vips,
         mutation: arguments.mutation,
+        own_stores,
         trace: arguments.trace,
         ..Setup::new(scenario, seed)
     };
@@ -106,7 +114,7 @@ fn run(arguments: &Arguments, scenario: Scenario, vips: Option<usize>) -> bool {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
     let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
-    sum.print(scenario, vips, start.elapsed());
+    sum.print(scenario, vips, own_stores, start.elapsed());
     if let Some((seed, _)) = sum.failed.first() {
         let setup = Setup { trace: true, ..setup(*seed) };
         let report = setup.run();
@@ -140,13 +148,14 @@ impl Sum {
         self.failed.extend(violation.map(|violation| (seed, violation)));
     }
 
-    fn print(&self, scenario: Scenario, vips: Option<usize>, took: Duration) {
+    fn print(&self, scenario: Scenario, vips: Option<usize>, own_stores: bool, took: Duration) {
         let Figures { events, simulated, overlap, dark, gaps, moves, writes } = self.figures;
         println!(
-            "{:<10} {:>2} VIPs, {:>6} seeds, {} failed; {:.0} s simulated, {:.1} M events in {:.1} s; longest overlap {overlap:.1?}, \
+            "{:<10} {:>2} VIPs{}, {:>6} seeds, {} failed; {:.0} s simulated, {:.1} M events in {:.1} s; longest overlap {overlap:.1?}, \
              longest without answer {dark:.0?}, once settled {gaps:.0?} in all, most moves {moves} and writes {writes}",
             scenario.name(),
             vips.map_or_else(|| "1+".to_owned(), |vips| vips.to_string()),
+            if own_stores { ", own stores" } else { "" },
             self.seeds,
             self.failed.len(),
             simulated.as_secs_f64(),

@@ -85,8 +85,8 @@ pub use self::{
 #[cfg(any(test, feature = "simulation"))]
 use crate::mutation::Mutation;
 use crate::{
-    lease::Lease,
-    membership::{Item, ItemKey, MemberStatus, Peers},
+    lease::{Lease, StoreId},
+    membership::{Item, ItemKey, MemberStatus, Peer, Peers},
     mutation::Mutated,
     placement::{Candidate, Candidates},
 };
@@ -146,6 +146,11 @@ pub struct Election {
     /// This node's record in the store, and those of nodes whose VIPs this one is about to take.
     record: OwnRecord,
     fencings: Fencings,
+    /// The id of this node's directory of Leases.
+    store: Option<StoreId>,
+    /// Another member has another store, or may have: its id is not known, or no member was heard. So no Lease or
+    /// record says what that member does.
+    stores_differ: bool,
     /// Nodes with another gossip key may lead rather than this one.
     outranked: bool,
     schedule: EvaluationSchedule,
@@ -208,6 +213,8 @@ impl Election {
             ticked: now,
             record: OwnRecord::default(),
             fencings: Fencings::default(),
+            store: None,
+            stores_differ: false,
             outranked: false,
             schedule: EvaluationSchedule::default(),
             rebalanced: now,
@@ -315,6 +322,7 @@ impl Election {
     /// Handles an input at `now` (`CLOCK_BOOTTIME`). Returns the commands to execute, in their
     /// order.
     pub fn handle(&mut self, input: Input, peers: &Peers, now: Duration) -> Vec<Command> {
+        self.compare_stores(peers);
         match input {
             Input::Wanted(wanted) => self.set_wanted(wanted, now),
             Input::Unable(unable) => self.set_unable(unable, now),
@@ -331,6 +339,7 @@ impl Election {
                 }
             }
             Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
+            Input::Store(store) => self.set_store(store),
             Input::Recorded { node, asked, outcome } => self.recorded(&node, asked, outcome, peers, now),
             Input::RecordChanged { node, record } => self.record_changed(&node, record.as_ref(), now),
             Input::LeaseChanged { vip, lease } => {
@@ -361,6 +370,7 @@ impl Election {
             led_at_start: &self.led_at_start,
             back: self.fence.back(),
             lease: self.settings.lease,
+            stores_differ: self.stores_differ,
             fencings: &self.fencings,
             mutated: self.mutated,
         };
@@ -460,6 +470,19 @@ impl Election {
         }
     }
 
+    fn compare_stores(&mut self, peers: &Peers) {
+        let differs = |peer: &Peer| peer.status != MemberStatus::Left && peer.state.store != self.store;
+        let is_unheard = peers.members.is_empty() && !peers.majority;
+        self.stores_differ = self.store.is_some() && (is_unheard || peers.members.values().any(differs));
+    }
+
+    fn set_store(&mut self, store: StoreId) {
+        if self.store.replace(store) != Some(store) {
+            self.commands.push(Command::Publish(Item::Store(store)));
+            self.schedule.dirty = true;
+        }
+    }
+
     /// Stops answering at once, or begins anew.
     fn set_outranked(&mut self, outranked: bool, now: Duration) {
         if std::mem::replace(&mut self.outranked, outranked) == outranked {
@@ -518,6 +541,13 @@ impl Election {
         let own: Vec<_> = own.map(|(vip, _)| *vip).collect();
         for vip in own {
             if let Some((state, mut cx)) = self.state_of(vip, now) {
+                // Who leads it now is in none of the Leases that this node can read.
+                if cx.guard.stores_differ {
+                    let epoch = state.epoch();
+                    state.give_up(why.clone(), &mut cx);
+                    state.set_known(cx.local.clone(), epoch, None, now);
+                    continue;
+                }
                 state.stop(Role::Suspended, why.clone(), &mut cx);
                 state.abandon_check();
             }

@@ -2,6 +2,8 @@
 
 use std::{cmp::Ordering, fmt, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use vipmux_model::NodeName;
 
 /// The record of a VIP's leader.
@@ -82,6 +84,11 @@ pub enum RecordStanding {
     /// written the VIP's Lease again.
     Fenced(NodeName),
 }
+
+/// The id of a directory of Leases. Nodes that have one id share the directory. It was drawn when the directory was
+/// first used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreId(pub u64);
 
 /// `metadata.resourceVersion`: differs for each state of a Lease, and says nothing else. A Lease
 /// that was deleted and created again has a version that it never had before.

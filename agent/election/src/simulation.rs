@@ -57,6 +57,8 @@ pub struct Setup {
     pub vips: Option<usize>,
     /// The fault that is built into the state machine.
     pub mutation: Option<Mutation>,
+    /// Each node has a store of its own, as a directory on its disk.
+    pub own_stores: bool,
     /// Record a trace.
     pub trace: bool,
 }
@@ -95,16 +97,17 @@ pub struct Figures {
 impl Setup {
     /// Creates a run with the sizes that scenario and seed give.
     pub const fn new(scenario: Scenario, seed: u64) -> Self {
-        Self { scenario, seed, nodes: None, vips: None, mutation: None, trace: false }
+        Self { scenario, seed, nodes: None, vips: None, mutation: None, own_stores: false, trace: false }
     }
 
     /// Returns the command that repeats this run with a trace.
     pub fn command(&self) -> String {
-        let Self { scenario, seed, nodes, vips, mutation, .. } = *self;
+        let Self { scenario, seed, nodes, vips, mutation, own_stores, .. } = *self;
         let mutation = mutation.and_then(|mutation| Mutation::ALL.iter().position(|other| *other == mutation));
         let sizes = [("nodes", nodes), ("vips", vips), ("mutation", mutation)];
         let sizes = sizes.iter().filter_map(|(name, size)| Some(format!(" --{name} {}", (*size)?))).collect::<String>();
-        format!("cargo xtask sim --scenario {} --seed {seed}{sizes} --trace", scenario.name())
+        let stores = if own_stores { " --own-stores" } else { "" };
+        format!("cargo xtask sim --scenario {} --seed {seed}{sizes}{stores} --trace", scenario.name())
     }
 
     /// Runs the simulation.
@@ -199,7 +202,8 @@ struct World {
     cluster: Cluster,
     /// The wanted VIPs, as computed from the manifests.
     wanted: Arc<BTreeMap<Vip, Candidates>>,
-    server: Server,
+    /// One that all nodes share, or one of each node.
+    servers: Vec<Server>,
     checker: Checker,
     trace: Trace,
 }
@@ -215,6 +219,8 @@ impl World {
         let mut dice = Dice::new(setup.seed);
         let plan = setup.scenario.plan(setup, &mut dice);
         let cluster = Cluster::new(plan.nodes, plan.vips, plan.promise.scores, &mut dice);
+        let servers = if setup.own_stores { plan.nodes } else { 1 };
+        let servers = (0..servers).map(|_| Server::default()).collect();
         let mut world = Self {
             schedule: Schedule::new(plan.length),
             dice,
@@ -222,7 +228,7 @@ impl World {
             mutation: setup.mutation,
             cluster,
             wanted: Arc::default(),
-            server: Server::default(),
+            servers,
             checker: Checker::new(plan.promise),
             trace: Trace { on: setup.trace, lines: VecDeque::new() },
         };
@@ -238,7 +244,7 @@ impl World {
     fn step(&mut self) -> bool {
         let Some((at, event)) = self.schedule.pop() else { return false };
         if self.checker.violation.is_some() || !self.schedule.advance(at) {
-            self.checker.finish(&self.cluster, &self.server, self.schedule.now);
+            self.checker.finish(&self.cluster, &self.servers, self.schedule.now);
             return false;
         }
         self.checker.figures.events += 1;

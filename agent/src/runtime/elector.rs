@@ -53,6 +53,8 @@ pub(super) struct Elector {
     events: watch::Receiver<()>,
     addresses: watch::Sender<Addresses>,
     store: StoreOperations<ConfiguredStore>,
+    /// The store of `store`.
+    leases: ConfiguredStore,
     /// The Leases as last seen.
     watched: Watched,
     /// The problems of the Leases, as last logged.
@@ -96,7 +98,7 @@ impl Elector {
         // Answers the peers, also while the event loop is busy. Dropping the elector aborts it: at
         // most a batch of datagrams is lost, and the peers repeat what matters.
         let gossip = supervisor.spawn("membership", task.run());
-        let (store, reports) = StoreOperations::new(leases);
+        let (store, reports) = StoreOperations::new(leases.clone());
         let elector = Self {
             local,
             lease,
@@ -107,6 +109,7 @@ impl Elector {
             events,
             addresses,
             store,
+            leases,
             watched: Watched::default(),
             faults: BTreeSet::new(),
             keys,
@@ -225,6 +228,7 @@ impl Elector {
                 Input::Stored { vip, outcome }
             }
         };
+        self.executor.push(self.leases.id().map(Input::Store));
         self.executor.push_report(asked, input);
         self.process(kernel)
     }

@@ -1,6 +1,6 @@
 //! Chooses between the stores of Leases.
 
-use super::{DirectoryStore, KubernetesStore, LeaseStore, StoreError, StoreOperation, StoreOutcome};
+use super::{DirectoryStore, KubernetesStore, LeaseStore, StoreError, StoreId, StoreOperation, StoreOutcome};
 
 /// The store that this agent uses.
 #[derive(Clone, Debug)]
@@ -9,6 +9,16 @@ pub enum ConfiguredStore {
     Directory(DirectoryStore),
     /// A cluster's API server.
     Kubernetes(KubernetesStore),
+}
+
+impl ConfiguredStore {
+    /// Returns the id of a directory, once an operation has succeeded. An API server has none.
+    pub fn id(&self) -> Option<StoreId> {
+        match self {
+            Self::Directory(store) => store.id(),
+            Self::Kubernetes(_) => None,
+        }
+    }
 }
 
 impl LeaseStore for ConfiguredStore {

@@ -24,13 +24,11 @@ mod seqlock;
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
-    io::{self, Read},
+    fs::{self, File, Permissions},
+    io::{self, Read, Write},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -39,8 +37,8 @@ use tokio::task::spawn_blocking;
 
 use self::seqlock::{MAX_NUMBER, RecordIndex, RecordLock, SequenceNumbers, VersionFile};
 use super::{
-    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreOperation, StoreOutcome, Survey, Swapped,
-    Version, lease_object, operations::OPERATION_TIMEOUT,
+    Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreId, StoreOperation, StoreOutcome, Survey,
+    Swapped, Version, lease_object, operations::OPERATION_TIMEOUT,
 };
 use crate::atomic_file;
 use vipmux_model::{NodeName, Vip};
@@ -62,8 +60,8 @@ pub struct DirectoryStore(Arc<Folder>);
 struct Folder {
     path: PathBuf,
     versions: VersionFile,
-    /// The folder existed once.
-    seen: AtomicBool,
+    /// Its id. The folder existed once.
+    id: OnceLock<StoreId>,
     last_survey: Mutex<LastSurvey>,
 }
 
@@ -81,7 +79,12 @@ impl DirectoryStore {
     pub fn new(state: &Path) -> Self {
         let path = state.join("leases");
         let versions = VersionFile::of(&path);
-        Self(Arc::new(Folder { path, versions, seen: AtomicBool::default(), last_survey: Mutex::default() }))
+        Self(Arc::new(Folder { path, versions, id: OnceLock::new(), last_survey: Mutex::default() }))
+    }
+
+    /// Returns the id of the folder, which it keeps in the file `.id`; `None`: no operation has succeeded yet.
+    pub fn id(&self) -> Option<StoreId> {
+        self.0.id.get().copied()
     }
 }
 
@@ -103,9 +106,9 @@ impl Folder {
         self.path.join(lease_object::lease_name(vip) + ".yaml")
     }
 
-    /// Creates the folder and its version file, unless this agent has seen them before.
+    /// Creates the folder with its id and its version file, unless this agent has seen them before.
     fn prepare(&self) -> Result<(), StoreError> {
-        if self.seen.load(Ordering::Relaxed) {
+        if self.id.get().is_some() {
             return Ok(());
         }
         let make = || {
@@ -113,11 +116,30 @@ impl Folder {
                 fs::create_dir_all(&self.path)?;
                 atomic_file::sync_directory(atomic_file::parent_directory(&self.path))?;
             }
-            self.versions.create()
+            self.versions.create()?;
+            self.read_id()
         };
-        make().map_err(unavailable(format!("create {}", self.path.display())))?;
-        self.seen.store(true, Ordering::Relaxed);
+        let id = make().map_err(unavailable(format!("create {}", self.path.display())))?;
+        self.id.get_or_init(|| id);
         Ok(())
+    }
+
+    /// Returns the id of the folder. The first agent draws it.
+    fn read_id(&self) -> io::Result<StoreId> {
+        let path = self.path.join(".id");
+        if !fs::exists(&path)? {
+            let permissions = Permissions::from_mode(0o644);
+            let mut file = tempfile::Builder::new().prefix(".id-").permissions(permissions).tempfile_in(&self.path)?;
+            writeln!(file, "{:016x}", getrandom::u64().map_err(io::Error::other)?)?;
+            file.as_file().sync_all()?;
+            match file.persist_noclobber(&path) {
+                Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => return Err(error.error),
+                _ => {}
+            }
+        }
+        let text = fs::read_to_string(&path)?;
+        let id = u64::from_str_radix(text.trim_end(), 16);
+        id.map(StoreId).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{text:?} in .id is no id")))
     }
 
     fn record_file(&self, node: &NodeName) -> PathBuf {

@@ -11,7 +11,7 @@ use vipmux_common::abi::Mac;
 
 use super::role::Lost;
 use crate::{
-    lease::{Lease, NodeRecord, RecordContent, Version},
+    lease::{Lease, NodeRecord, RecordContent, StoreId, Version},
     membership::{ElectionMessage, Item, ItemKey, Why},
     placement::Candidates,
 };
@@ -61,6 +61,8 @@ pub enum Input {
         /// All Leases; `None`: the store is unavailable.
         leases: Option<OrdMap<Vip, Lease>>,
     },
+    /// The id of the directory of Leases: the store works. An API server has none, and this is never given.
+    Store(StoreId),
     /// The result of a [`Command::ReadRecord`] or [`Command::SwapRecord`].
     Recorded {
         /// The node.

@@ -194,6 +194,11 @@ impl VipState {
                 self.operation = Some(LeaseOperation::TakeoverRefused { until });
                 self.take_over_without_store(until, peers, cx);
             }
+            (Some(LeaseOperation::TakeoverSwap { .. }), LeaseOutcome::Swapped(_))
+                if cx.guard.stores_differ && is_claimed(cx.vip, peers) =>
+            {
+                self.pause(QUICKLY, cx);
+            }
             (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Swapped(version)) => {
                 let role = match why {
                     Why::First if detect => Role::Detecting,
@@ -201,6 +206,8 @@ impl VipState {
                     // waited for the store either, and gives the VIP up when it hears the claim.
                     _ if is_claimed(cx.vip, peers) => Role::Suspended,
                     Why::Down(_) if peers.majority && self.is_late(now) => Role::Suspended,
+                    // Another node may take it at the same time.
+                    _ if cx.guard.stores_differ => Role::Suspended,
                     _ => Role::Leading,
                 };
                 let written = Some(WrittenLease { at: now, version });
@@ -438,6 +445,9 @@ impl VipState {
                 (self.takeable_since, self.answered) = (None, why != Why::Resumed);
                 self.pause(pause, cx);
             }
+            (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Nobody) if is_claimed(cx.vip, peers) => {
+                self.pause(QUICKLY, cx);
+            }
             (Some(LeaseOperation::TakeoverProbe { lease, why }), AddressOwner::Nobody) => {
                 let epoch = next_epoch(self.epoch());
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
@@ -449,6 +459,10 @@ impl VipState {
                 (self.role, self.since) = (Role::Conflicted, cx.now);
                 cx.schedule.dirty = true;
                 cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
+            }
+            // Nobody knows which one of the two epochs is later.
+            (Some(LeaseOperation::Detect), AddressOwner::Peer) if cx.guard.stores_differ => {
+                self.stop(Role::Suspended, Lost::Announced, cx);
             }
             // A peer that answers has an older epoch, and will see the announcement.
             (Some(LeaseOperation::Detect), AddressOwner::Nobody | AddressOwner::Unknown | AddressOwner::Peer) => {

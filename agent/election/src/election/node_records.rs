@@ -178,6 +178,8 @@ impl Election {
         }
         let alone_since = *self.record.alone_since.get_or_insert(now);
         let undisputed = is_half(peers) || !peers.majority && now >= alone_since + UNDISPUTED;
+        // Nobody can challenge this node in a store of its own.
+        let undisputed = undisputed && !self.stores_differ;
         let promise = if undisputed { LONG_PROMISE.max(self.settings.lease) } else { self.settings.lease };
         // A majority waits for no record of a node that it answers.
         let evidence = (!self.has_answers(peers, now)).then_some(promise);

@@ -24,9 +24,9 @@ use vipmux_model::{NodeName, Vip};
 /// The time after the start in which a node waits for the claims of others before it takes its own
 /// VIPs again.
 const MEET: Duration = Duration::from_millis(500);
-/// The time for which two nodes may claim a VIP in one epoch, until a store that they share has
-/// decided.
-const CONTESTED: Duration = Duration::from_secs(3);
+/// The time in which nodes hear each other's claims. Where their stores differ, nothing else tells that two take a
+/// VIP at once.
+pub(super) const CLAIMS_HEARD: Duration = Duration::from_millis(30);
 /// The time that a node has to act on its turn.
 pub(super) const TURN: Duration = Duration::from_millis(400);
 
@@ -50,7 +50,7 @@ impl Election {
             return;
         }
         self.index.update(peers);
-        self.update_leaders(now);
+        self.update_leaders(peers, now);
         self.continue_fencing(peers, now);
         self.check_contested(now);
         if self.index.preferences.is_none() {
@@ -63,7 +63,7 @@ impl Election {
     }
 
     /// Updates the leaders of the VIPs that changed.
-    fn update_leaders(&mut self, now: Duration) {
+    fn update_leaders(&mut self, peers: &Peers, now: Duration) {
         while let Some(vip) = self.index.touched.pop_first() {
             let Some(state) = self.states.get_mut(&vip) else { continue };
             let claim = self.index.claim(vip);
@@ -71,9 +71,12 @@ impl Election {
                 // Two nodes may both believe to lead only where the store is away, or does not know
                 // yet. With equal epochs the one gives way that did not write the Lease: the other
                 // one may have written it.
-                (Some(own), Some((_, claim))) => {
-                    let equal = claim.epoch == own.epoch && own.written.is_none();
-                    equal || is_later(claim.epoch, own.epoch)
+                (Some(own), Some((node, claim))) => {
+                    // Of stores that differ, neither has the other node's Lease.
+                    let store = peers.members.get(node).and_then(|peer| peer.state.store);
+                    let differs = store.is_some() && store != self.store && self.store.is_some();
+                    let gives_way = own.written.is_none() || differs && *node < self.local;
+                    claim.epoch == own.epoch && gives_way || is_later(claim.epoch, own.epoch)
                 }
                 _ => false,
             };
@@ -88,7 +91,7 @@ impl Election {
                 self.index.set_leader(vip, Some(&self.local));
             } else {
                 if let Some((node, claim)) = claim {
-                    state.learn_claim(node, claim);
+                    state.learn_claim(node, claim, self.stores_differ);
                 }
                 let leader = claim.map(|(node, _)| node.clone());
                 self.index.set_leader(vip, leader.as_ref());
@@ -96,31 +99,18 @@ impl Election {
         }
     }
 
-    /// Reads the Leases of own VIPs that a peer claims in the same epoch. If that goes on, each
-    /// node has a store of its own. Then the first of them by name keeps the VIP.
+    /// Reads the Leases of own VIPs that a peer claims in the same epoch.
     fn check_contested(&mut self, now: Duration) {
-        let mut lost = Vec::new();
         for vip in &self.index.own {
             let Some(state) = self.states.get_mut(vip) else { continue };
             let epoch = state.own.as_ref().map(|own| own.epoch);
-            let Some((rival, _)) = self.index.claim(*vip).filter(|(_, claim)| Some(claim.epoch) == epoch) else {
-                state.contested_since = None;
-                continue;
-            };
-            let end = *state.contested_since.get_or_insert(now) + CONTESTED;
-            if now >= end && *rival < self.local {
-                lost.push((*vip, rival.clone()));
-            } else if state.role == Role::Leading && state.operation.is_none() && state.not_before <= now {
+            let is_contested = self.index.claim(*vip).is_some_and(|(_, claim)| Some(claim.epoch) == epoch);
+            let is_free = state.role == Role::Leading && state.operation.is_none() && state.not_before <= now;
+            if is_contested && is_free {
                 (state.operation, state.operating_since) = (Some(LeaseOperation::CheckRead), now);
                 state.not_before = now + CLAIMLESS;
                 self.commands.push(Command::Read(*vip));
             }
-            if now < end {
-                self.schedule.wake_at(end);
-            }
-        }
-        for (vip, rival) in lost {
-            self.give_up(vip, Lost::Taken(rival), now);
         }
     }
 
@@ -128,6 +118,7 @@ impl Election {
     fn continue_own(&mut self, peers: &Peers, now: Duration) {
         let own: Vec<_> = self.index.own.iter().copied().collect();
         let (mut announced, mut assured) = (false, false);
+        let (stores_differ, back) = (self.stores_differ, self.fence.back());
         for vip in own {
             let rival = self.index.claim(vip).and_then(|(node, _)| peers.members.get(node));
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
@@ -143,6 +134,9 @@ impl Election {
                 // than its deadline.
                 Role::Suspended if let Some(end) = rival_answers_until.filter(|end| now < *end) => {
                     cx.schedule.wake_at(end);
+                }
+                Role::Suspended if stores_differ && now < state.since.max(back) + CLAIMS_HEARD => {
+                    cx.schedule.wake_at(state.since.max(back) + CLAIMS_HEARD);
                 }
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
                 Role::Leading if !state.is_written() || state.doubted => {

@@ -62,6 +62,8 @@ pub(super) struct TakeoverGuard<'a> {
     pub(super) back: Duration,
     /// The time that this node's kernel answers after the last evidence.
     pub(super) lease: Duration,
+    /// Another member may have another store than this node.
+    pub(super) stores_differ: bool,
     /// The nodes that are fenced.
     pub(super) fencings: &'a Fencings,
     pub(super) mutated: Mutated,
@@ -70,10 +72,14 @@ pub(super) struct TakeoverGuard<'a> {
 impl TakeoverGuard<'_> {
     /// Decides whether a VIP may be taken from its last known leader.
     pub(super) fn decide(&self, vip: Vip, state: &VipState, peers: &Peers, now: Duration) -> Takeover {
-        let Some(known) = &state.known else { return Takeover::Granted { why: Why::First, witnessed: true } };
+        let Some(known) = &state.known else {
+            return Takeover::Granted { why: Why::First, witnessed: !self.stores_differ };
+        };
         if known.node == *self.local {
             // It may have handed the VIP to a node that did not write the Lease, and forgotten that.
-            let witnessed = self.led_at_start.contains(&vip) || now >= past(LONG_PROMISE.max(self.lease), self.started);
+            // A store of this node's own does not know who has led the VIP since.
+            let is_late = now >= past(LONG_PROMISE.max(self.lease), self.started);
+            let witnessed = !self.stores_differ && (is_late || self.led_at_start.contains(&vip));
             return Takeover::Granted { why: Why::Resumed, witnessed };
         }
         let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);

@@ -19,8 +19,8 @@ use vipmux_common::abi::Mac;
 
 use super::*;
 use crate::{
-    lease::{NodeRecord, RecordContent, RecordStanding, Version},
-    membership::{self, Claimed, ElectionMessage, Peer, State, Why},
+    lease::{NodeRecord, RecordContent, RecordStanding, StoreId, Version},
+    membership::{self, Claimed, ElectionMessage, State, Why},
 };
 use vipmux_testing::{
     names::{node_name, vip4},
@@ -44,6 +44,7 @@ fn the_page_has_the_times_of_the_code() {
         format!("{lease} ms after the last evidence (`--lease`). The agent extends it every {heartbeat} ms"),
         format!("and after {} ms at most. In that time the old leader asks", lease + heartbeat),
         format!("otherwise within `--lease` ({lease} ms)"),
+        format!("answers {} ms later if no other node has claimed it", takeover::CLAIMS_HEARD.as_millis()),
         format!("If Leases name other leaders after {} seconds", UNHEARD.as_secs()),
     ] {
         assert_says(FAILOVER, &words);
@@ -147,6 +148,14 @@ impl Bench {
 
     fn claim(&mut self, name: &str, epoch: u64) {
         self.peer(name).state.claims.insert(vip4(1), claimed(epoch));
+    }
+
+    /// A peer has another store than this node.
+    fn differs(&mut self, name: &str) -> &mut Self {
+        self.peer(name).state.store = Some(StoreId(2));
+        self.give(Input::Store(StoreId(1)));
+        self.commands.retain(|command| !matches!(command, Command::Publish(Item::Store(_))));
+        self
     }
 
     fn peer(&mut self, name: &str) -> &mut Peer {

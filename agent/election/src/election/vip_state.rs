@@ -83,8 +83,6 @@ pub(super) struct VipState {
     pub(super) unclaimed_since: Option<Duration>,
     /// The Lease of this node's VIP must be read: it may be another one than this node wrote.
     pub(super) doubted: bool,
-    /// The time since when a peer claims this node's VIP in the same epoch.
-    pub(super) contested_since: Option<Duration>,
     /// The announcements with peers' MACs since this node leads, as long as the peers have not denied
     /// them.
     pub(super) announced_by: BTreeMap<NodeName, OpenAnnouncements>,
@@ -136,10 +134,11 @@ impl VipState {
     }
 
     /// Takes in a peer's claim. A peer that was away may claim a VIP that is known to be another's
-    /// since.
-    pub(super) fn learn_claim(&mut self, node: &NodeName, claim: &Claimed) {
+    /// since. Where stores differ, a later leader may have been followed by one that did not know of it.
+    pub(super) fn learn_claim(&mut self, node: &NodeName, claim: &Claimed, stores_differ: bool) {
         let Claimed { epoch, why, since } = claim.clone();
-        if self.known.as_ref().is_none_or(|known| !is_later(known.epoch, epoch)) {
+        if stores_differ || self.known.as_ref().is_none_or(|known| !is_later(known.epoch, epoch)) {
+            self.floor = self.epoch();
             self.set_known(node.clone(), epoch, Some(why), since);
         }
         self.forget_takeover();

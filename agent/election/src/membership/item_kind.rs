@@ -63,7 +63,7 @@ impl ItemKey {
     /// Returns the kind of its item.
     pub(super) const fn kind(&self) -> ItemKind {
         match self {
-            Self::Ready | Self::Draining | Self::Agent | Self::Hashing | Self::Lapsed => ItemKind::Single,
+            Self::Ready | Self::Draining | Self::Agent | Self::Hashing | Self::Lapsed | Self::Store => ItemKind::Single,
             Self::Claim(_) => ItemKind::Claim,
             Self::Unable(_) => ItemKind::Unable,
             Self::Mac(_) => ItemKind::Mac,

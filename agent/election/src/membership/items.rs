@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use vipmux_common::abi::Mac;
 
 use super::{item_kind::ItemKind, sealing::VERSION};
+use crate::lease::StoreId;
 use vipmux_model::{NodeName, Vip, reach::SegmentReach};
 
 /// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
@@ -76,6 +77,8 @@ pub enum Item {
     /// Its kernel's deadline has passed, and its event loop hangs or has no objects: it answers for nothing that
     /// it claims. It sees to the Leases before it answers again.
     Lapsed,
+    /// Its Leases are in the directory with this id.
+    Store(StoreId),
 }
 
 /// How a node chooses backends for new flows: numbers of [`vipmux_model::hashing::Hashing`].
@@ -149,6 +152,8 @@ pub enum ItemKey {
     Hashing,
     /// The key of [`Item::Lapsed`].
     Lapsed,
+    /// The key of [`Item::Store`].
+    Store,
 }
 
 /// A backend's port, and how it is probed.
@@ -230,6 +235,8 @@ pub struct State {
     pub reach: BTreeMap<IpAddr, SegmentReach>,
     /// How it chooses backends. Agents that publish nothing of this use the first hashing.
     pub hashing: HashingInfo,
+    /// The id of its store of Leases. API servers have none, and no agent knows that of its directory at once.
+    pub store: Option<StoreId>,
 }
 
 /// A peer's claim to a VIP.
@@ -258,6 +265,7 @@ impl Item {
             Self::Reach { address, .. } => ItemKey::Reach(*address),
             Self::Hashing(_) => ItemKey::Hashing,
             Self::Lapsed => ItemKey::Lapsed,
+            Self::Store(_) => ItemKey::Store,
         }
     }
 }
@@ -321,6 +329,7 @@ impl State {
             }
             Item::Hashing(hashing) => self.hashing = hashing,
             Item::Lapsed => self.lapsed = true,
+            Item::Store(store) => self.store = Some(store),
         }
     }
 
@@ -349,6 +358,7 @@ impl State {
             }
             ItemKey::Hashing => self.hashing = HashingInfo::default(),
             ItemKey::Lapsed => self.lapsed = false,
+            ItemKey::Store => self.store = None,
         }
     }
 

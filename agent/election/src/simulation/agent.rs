@@ -209,7 +209,12 @@ impl NodeHandle<'_> {
             AgentEvent::Beat => self.beat(),
             AgentEvent::Wake => self.wake(),
             AgentEvent::Payload { from, bytes } => self.receive(from, &bytes),
-            AgentEvent::Reported { asked, input } => self.report(asked, input),
+            AgentEvent::Reported { asked, input } => {
+                let is_survey = matches!(input, Input::Surveyed { leases: Some(_), .. });
+                let store = self.world.store_id(self.node).filter(|_| is_survey).map(Input::Store);
+                self.give(store);
+                self.report(asked, input);
+            }
             AgentEvent::Watched(change) => drop(self.give([change])),
             AgentEvent::Announce { vip, lead, round } => self.announce(vip, lead, round),
             AgentEvent::Probe { vip, detect, round } => self.probe(vip, detect, round),

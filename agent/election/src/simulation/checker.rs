@@ -142,8 +142,8 @@ pub(super) struct Checker {
     pub(super) disturbed: Duration,
     /// The store's writes and operations at the time when everything had settled.
     marked: Option<(u64, u64)>,
-    /// The nodes that the store recorded for each epoch.
-    consented: BTreeMap<(Vip, u64), NodeName>,
+    /// The nodes that each store recorded for each epoch.
+    consented: BTreeMap<(Vip, usize, u64), NodeName>,
     led: BTreeMap<(Vip, usize, u64), u64>,
     pub(super) figures: Figures,
     pub(super) violation: Option<String>,
@@ -200,8 +200,8 @@ impl Checker {
         self.all = true;
     }
 
-    pub(super) fn mark(&mut self, server: &Server) {
-        self.marked = Some((server.writes, server.operations));
+    pub(super) fn mark(&mut self, servers: &[Server]) {
+        self.marked = Some(Server::work(servers));
         self.watched.values_mut().for_each(|watch| (watch.moves, watch.gaps) = (0, Duration::ZERO));
     }
 
@@ -222,15 +222,21 @@ impl Checker {
     /// Notes that a Lease was deleted. A node that has never led the VIP begins with the first epoch
     /// again.
     pub(super) fn erased(&mut self, vip: Vip) {
-        self.consented.retain(|(erased, _), _| *erased != vip);
+        self.consented.retain(|(erased, ..), _| *erased != vip);
     }
 
-    /// Notes that the store swapped a Lease.
-    pub(super) fn swapped(&mut self, vip: Vip, holder: &NodeName, epoch: u64, before: Option<&Lease>) {
+    /// Notes that a store swapped a Lease.
+    pub(super) fn swapped(
+        &mut self,
+        (vip, store): (Vip, usize),
+        holder: &NodeName,
+        epoch: u64,
+        before: Option<&Lease>,
+    ) {
         if before.is_some_and(|before| is_later(before.epoch, epoch)) {
             self.violate(|| format!("the epoch of {vip} went back to {epoch}"));
         }
-        let known = self.consented.entry((vip, epoch)).or_insert_with(|| holder.clone());
+        let known = self.consented.entry((vip, store, epoch)).or_insert_with(|| holder.clone());
         if known != holder {
             let known = known.clone();
             self.violate(|| format!("{vip} was {known}'s and {holder}'s in epoch {epoch}"));
@@ -326,14 +332,15 @@ impl Checker {
     }
 
     /// Checks what must hold at the end.
-    pub(super) fn finish(&mut self, cluster: &Cluster, server: &Server, now: Duration) {
+    pub(super) fn finish(&mut self, cluster: &Cluster, servers: &[Server], now: Duration) {
         if self.violation.is_some() {
             return;
         }
         let promise = self.promise;
         if let Some((writes, operations)) = self.marked {
             let most = self.watched.values().map(|watch| watch.moves).max().unwrap_or(0);
-            let (writes, operations) = (server.writes - writes, server.operations - operations);
+            let (all_writes, all_operations) = Server::work(servers);
+            let (writes, operations) = (all_writes - writes, all_operations - operations);
             (self.figures.moves, self.figures.writes) = (most, writes);
             if most > promise.moves {
                 self.violate(|| format!("a VIP moved {most} times; {} are allowed", promise.moves));

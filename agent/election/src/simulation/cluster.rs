@@ -180,7 +180,7 @@ impl Cluster {
     /// Returns the nodes that should lead: those that can, without unstable ones if there are others.
     pub(super) fn foremost(&self) -> Vec<usize> {
         let there = || (0..self.nodes.len()).filter(|node| self.is_there(*node));
-        let is_stable = |agent: |agent: &Agent| !agent.election.is_unstable()Agent| !agent.executor.election().is_unstable();
+        let is_stable = |agent: &Agent| !agent.executor.election().is_unstable();
         let stable: Vec<_> = there().filter(|node| self.nodes[*node].agent.as_deref().is_some_and(is_stable)).collect();
         if stable.is_empty() { there().collect() } else { stable }
     }

@@ -135,6 +135,8 @@ impl World {
             Fault::Aside(node) => {
                 self.cluster.network.aside.insert(node);
             }
+            // A disk answers in time, or not at all.
+            Fault::Access(_, StoreAccess::Slow(_)) if self.servers.len() > 1 => {}
             Fault::Access(node, access) => self.cluster.nodes[node].access = access,
             Fault::Heal => self.heal(),
             Fault::Recover => self.recover(),
@@ -161,11 +163,11 @@ impl World {
             Fault::Proxy(proxies) => self.cluster.proxies = proxies,
             Fault::Erase(number) => {
                 let vip = vip(number);
-                self.server.leases.remove(&vip);
+                self.servers.iter_mut().for_each(|server| drop(server.leases.remove(&vip)));
                 self.checker.erased(vip);
-                self.notify_watches(vip);
+                self.notify_watches(vip, 0);
             }
-            Fault::Mark => self.checker.mark(&self.server),
+            Fault::Mark => self.checker.mark(&self.servers),
         }
         self.checker.touch_all();
     }

@@ -8,7 +8,7 @@ use script::Script;
 
 use super::{
     Fault, Setup, StoreAccess,
-    checker::{COLD, Promise},
+    checker::{COLD, Promise, WINDOW},
     random::Dice,
 };
 use crate::ElectionSettings;
@@ -149,6 +149,19 @@ impl Scenario {
         Self::Stutter,
     ];
 
+    /// Those that also run with a store of each node's own.
+    pub const OWN_STORES: [Self; 9] = [
+        Self::Crash,
+        Self::Pause,
+        Self::Link,
+        Self::Drain,
+        Self::Cut,
+        Self::Partition,
+        Self::Flap,
+        Self::Half,
+        Self::Single,
+    ];
+
     /// Returns the scenario's name, in lower-case letters.
     pub fn name(self) -> String {
         format!("{self:?}").to_lowercase()
@@ -191,7 +204,15 @@ impl Scenario {
         }
         let spell = BEGIN + 8_000 + script.dice.below(12_000);
         let during = BEGIN..spell;
-        let (promise, length) = script.write(self, during);
+        let (mut promise, length) = script.write(self, during);
+        if setup.own_stores {
+            // docs/failover.md says so. A node that is cut off leads on, and others take its VIPs.
+            let more = Duration::from_millis(200);
+            (promise.answer, promise.without_store) = (promise.answer + more, promise.without_store + more);
+            if matches!(self, Self::Cut | Self::Single) {
+                promise.overlap = WINDOW;
+            }
+        }
         let faults = script.faults;
         // A leader gives up one VIP a second. The lengths suffice for as many as are the default.
         let to_balance = Duration::from_secs(setup.vips.unwrap_or(0) as u64);

@@ -1,4 +1,4 @@
-//! The store of Leases: one server that each node may reach or not.
+//! The store of Leases: one server that each node may reach or not, or a directory of each node's own.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,7 +10,7 @@ use imbl::OrdMap;
 use super::{AgentEvent, World, WorldEvent};
 use crate::{
     Input, LeaseOutcome, MAX_LEASE_OPERATIONS, RecordOutcome, StoreOperation,
-    lease::{Lease, NodeRecord, RecordContent, Version},
+    lease::{Lease, NodeRecord, RecordContent, StoreId, Version},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -148,17 +148,43 @@ impl Server {
             self.leases.remove(&vip);
         }
     }
+
+    /// Returns the writes and operations of all servers.
+    pub(super) fn work(servers: &[Self]) -> (u64, u64) {
+        servers
+            .iter()
+            .fold((0, 0), |(writes, operations), server| (writes + server.writes, operations + server.operations))
+    }
 }
 
 impl World {
+    /// Returns the number of the store that a node uses.
+    fn store_of(&self, node: usize) -> usize {
+        node.min(self.servers.len() - 1)
+    }
+
+    /// Returns the id of the store of a node, if it is a directory.
+    pub(super) fn store_id(&self, node: usize) -> Option<StoreId> {
+        (self.servers.len() > 1).then_some(StoreId(node as u64))
+    }
+
+    /// Returns the time of a request on its way to a store, or of its answer. A disk is quicker than a server.
+    fn transit(&mut self) -> Duration {
+        if self.servers.len() > 1 { self.dice.micros(100, 2_000) } else { self.dice.micros(500, 15_000) }
+    }
+
+    /// Returns whether a node has a path to its store.
+    fn has_path(&self, node: usize) -> bool {
+        self.servers.len() > 1 || self.cluster.network.is_on(node)
+    }
+
     /// Sends a request to the store.
     pub(super) fn send(&mut self, request: StoreRequest) {
         let node = request.node;
-        let access =
-            if self.cluster.network.is_on(node) { self.cluster.nodes[node].access } else { StoreAccess::Hangs };
+        let access = if self.has_path(node) { self.cluster.nodes[node].access } else { StoreAccess::Hangs };
         let after = match access {
             StoreAccess::Open | StoreAccess::Mute | StoreAccess::Slow(_) => {
-                let after = self.dice.micros(500, 15_000) + access.delay() / 2;
+                let after = self.transit() + access.delay() / 2;
                 return self.schedule.after(after, WorldEvent::Served(request));
             }
             StoreAccess::Refused => self.dice.millis(1, 5),
@@ -176,12 +202,16 @@ impl World {
     }
 
     /// Tells the nodes that can reach the store how a Lease is now. Some watches are silent.
-    pub(super) fn notify_watches(&mut self, vip: Vip) {
-        let lease = self.server.leases.get(&vip).cloned();
+    pub(super) fn notify_watches(&mut self, vip: Vip, store: usize) {
+        let lease = self.servers[store].leases.get(&vip).cloned();
         self.notify_nodes(&Input::LeaseChanged { vip, lease });
     }
 
+    /// Directories are not watched.
     fn notify_nodes(&mut self, change: &Input) {
+        if self.servers.len() > 1 {
+            return;
+        }
         for node in 0..self.cluster.nodes.len() {
             let is_open = self.cluster.nodes[node].access == StoreAccess::Open && self.cluster.network.is_on(node);
             if is_open && !self.dice.chance(100) {
@@ -193,10 +223,10 @@ impl World {
 
     /// Shows a node the records, as a watch does at its beginning.
     pub(super) fn show_records(&mut self, node: usize) {
-        if self.cluster.nodes[node].access != StoreAccess::Open || !self.cluster.network.is_on(node) {
+        if self.servers.len() > 1 || self.cluster.nodes[node].access != StoreAccess::Open || !self.has_path(node) {
             return;
         }
-        for (of, record) in self.server.records.clone() {
+        for (of, record) in self.servers[0].records.clone() {
             let after = self.dice.millis(1, 60);
             let change = Input::RecordChanged { node: of, record: Some(record) };
             self.schedule_agent(node, after, AgentEvent::Watched(change));
@@ -205,34 +235,35 @@ impl World {
 
     /// Handles a request that reaches the store.
     pub(super) fn serve(&mut self, request: &StoreRequest) {
-        self.server.operations += 1;
         let StoreRequest { node, run, asked, .. } = *request;
+        let store = self.store_of(node);
+        self.servers[store].operations += 1;
         let input = match &request.operation {
             StoreOperation::Read(vip) => {
-                Input::Stored { vip: *vip, outcome: LeaseOutcome::Read(self.server.leases.get(vip).cloned()) }
+                Input::Stored { vip: *vip, outcome: LeaseOutcome::Read(self.servers[store].leases.get(vip).cloned()) }
             }
             StoreOperation::Swap { vip, expected, holder, epoch } => {
                 let (vip, epoch) = (*vip, *epoch);
-                let before = self.server.leases.get(&vip).cloned();
-                let swapped = self.server.swap(vip, expected.as_ref(), holder, epoch);
+                let before = self.servers[store].leases.get(&vip).cloned();
+                let swapped = self.servers[store].swap(vip, expected.as_ref(), holder, epoch);
                 if swapped.is_some() {
                     self.log(Some(node), || format!("store: {vip} is {holder}'s in epoch {epoch}"));
-                    self.checker.swapped(vip, holder, epoch, before.as_ref());
-                    self.notify_watches(vip);
+                    self.checker.swapped((vip, store), holder, epoch, before.as_ref());
+                    self.notify_watches(vip, store);
                 }
                 Input::Stored { vip, outcome: swapped.map_or(LeaseOutcome::Conflict, LeaseOutcome::Swapped) }
             }
             StoreOperation::Delete { vip, version } => {
-                self.server.delete(*vip, version);
-                return self.notify_watches(*vip);
+                self.servers[store].delete(*vip, version);
+                return self.notify_watches(*vip, store);
             }
-            StoreOperation::Survey => Input::Surveyed { asked, leases: Some(self.server.leases.clone()) },
+            StoreOperation::Survey => Input::Surveyed { asked, leases: Some(self.servers[store].leases.clone()) },
             StoreOperation::ReadRecord { node: of, .. } => {
-                let outcome = RecordOutcome::Read(self.server.records.get(of).cloned());
+                let outcome = RecordOutcome::Read(self.servers[store].records.get(of).cloned());
                 Input::Recorded { node: of.clone(), asked, outcome }
             }
             StoreOperation::SwapRecord { node: of, expected, content, .. } => {
-                let swapped = self.server.swap_record(of, expected.as_ref(), content.clone());
+                let swapped = self.servers[store].swap_record(of, expected.as_ref(), content.clone());
                 if let Some(version) = &swapped {
                     self.log(Some(node), || format!("store: the record of {of} is {content:?}"));
                     let record = NodeRecord { content: content.clone(), version: version.clone() };
@@ -242,10 +273,10 @@ impl World {
                 Input::Recorded { node: of.clone(), asked, outcome }
             }
         };
-        if self.cluster.nodes[node].access == StoreAccess::Mute || !self.cluster.network.is_on(node) {
+        if self.cluster.nodes[node].access == StoreAccess::Mute || !self.has_path(node) {
             return self.fail(request, LIMIT);
         }
-        let after = self.dice.micros(500, 15_000) + self.cluster.nodes[node].access.delay() / 2;
+        let after = self.transit() + self.cluster.nodes[node].access.delay() / 2;
         self.schedule.after(after, WorldEvent::Agent { node, run, event: AgentEvent::Reported { asked, input } });
     }
 }

@@ -27,10 +27,14 @@ fn report(setup: Setup) -> String {
 }
 
 fn all_is_well(scenario: Scenario, seeds: Range<u64>) {
+    all_are_well(Setup::new(scenario, 0), seeds);
+}
+
+fn all_are_well(setup: Setup, seeds: Range<u64>) {
     let next = AtomicU64::new(seeds.start);
     let run = || {
         while let Some(seed) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds.end) {
-            let setup = Setup::new(scenario, seed);
+            let setup = Setup { seed, ..setup };
             assert!(setup.run().violation.is_none(), "{}", report(setup));
         }
     };
@@ -107,6 +111,13 @@ fn never_do_two_answer_after_lost_links() {
 }
 
 #[test]
+fn where_each_node_has_a_store_of_its_own_never_do_two_answer_unless_one_is_cut_off() {
+    for scenario in Scenario::OWN_STORES {
+        all_are_well(Setup { own_stores: true, vips: Some(20), ..Setup::new(scenario, 0) }, 0..seeds().div_ceil(3));
+    }
+}
+
+#[test]
 fn never_do_two_answer_while_nodes_are_deleted() {
     all_is_well(Scenario::Delete, 0..seeds());
 }
@@ -166,8 +177,9 @@ fn nodes_that_come_late_soon_have_their_share() {
 
 #[test]
 fn the_command_that_repeats_a_run_names_all_that_it_depends_on() {
-    let setup = Setup { vips: Some(20), mutation: Some(Mutation::WaitsForNoSilence), ..Setup::new(Scenario::Cut, 7) };
-    assert_eq!(setup.command(), "cargo xtask sim --scenario cut --seed 7 --vips 20 --mutation 1 --trace");
+    let mutation = Some(Mutation::WaitsForNoSilence);
+    let setup = Setup { vips: Some(20), mutation, own_stores: true, ..Setup::new(Scenario::Cut, 7) };
+    assert_eq!(setup.command(), "cargo xtask sim --scenario cut --seed 7 --vips 20 --mutation 1 --own-stores --trace");
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! Tests Leases in a directory.
 
 use std::{
-    os::unix::fs::PermissionsExt,
-    sync::atomic::AtomicU64,
+    sync::atomic::{AtomicU64, Ordering},
     thread::{ScopedJoinHandle, scope},
 };
 
@@ -120,6 +119,23 @@ fn the_documented_format_is_the_format() {
 }
 
 #[test]
+fn agents_that_share_a_folder_have_one_id_and_others_have_another() {
+    let (state, folder) = state();
+    let (same, (_kept, other)) = (store(&state), self::state());
+    assert!(folder.id.get().is_some());
+    assert_eq!(folder.id, same.id);
+    assert_ne!(folder.id, other.id);
+}
+
+#[test]
+fn an_id_that_is_damaged_is_an_error() {
+    let (state, folder) = state();
+    fs::write(folder.path.join(".id"), "\n").unwrap();
+    let result = DirectoryStore::new(state.path()).0.prepare();
+    assert!(is_unavailable(&result), "{result:?}");
+}
+
+#[test]
 fn a_nodes_record_is_compared_and_swapped() {
     let (state, folder) = state();
     let node = node_name("n1");
@@ -222,7 +238,11 @@ fn a_writer_that_died_before_the_new_file_was_in_place_leaves_the_old_one() {
     let next = swap(&store(&state), vip, Some(&version), "n2", 2);
     assert_eq!(folder.survey().unwrap().leases.get(&vip).map(|lease| &lease.version), Some(&next));
     let names = fs::read_dir(&folder.path).unwrap().map(|entry| entry.unwrap().file_name());
-    assert_eq!(names.filter(|name| name != ".ledger").count(), 1, "nothing is left of what was half done");
+    assert_eq!(
+        names.filter(|name| name != ".ledger" && name != ".id").count(),
+        1,
+        "nothing is left of what was half done"
+    );
 }
 
 #[test]

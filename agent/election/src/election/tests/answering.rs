@@ -107,39 +107,41 @@ fn of_two_nodes_whose_stores_differ_the_first_by_name_leads() {
     for (rival, stays) in [("b", true), ("1", false)] {
         let mut bench = Bench::leading();
         bench.peers.members.insert(node_name(rival), peer(MemberStatus::Alive, T));
-        bench.claim(rival, 1);
-        for _ in 0..40 {
-            bench.ticks(1).give(read(Some(lease("a", 1, "v1"))));
-        }
+        bench.differs(rival).claim(rival, 1);
+        bench.give(Input::Peers).ticks(1);
         let said = bench.said();
         assert_eq!(said.contains(&format!("follow: {rival} took it")), !stays, "{said:?}");
         assert_eq!(bench.leader(), Some(if stays { "a" } else { rival }));
-        // Without the rival it is one node's again.
-        bench.peer(rival).state.claims.clear();
-        bench.falls(rival, MemberStatus::Left);
-        for _ in 0..10 {
-            bench.ticks(1).give(read(Some(lease("a", 1, "v1")))).give(swapped("v2"));
-        }
-        assert_eq!(bench.leader(), Some("a"));
     }
 }
 
 #[test]
-fn a_rival_that_withdraws_its_claim_has_contested_nothing() {
+fn a_claim_in_the_same_epoch_of_a_node_with_the_same_store_changes_nothing() {
     let mut bench = Bench::leading();
     bench.peers.members.insert(node_name("1"), peer(MemberStatus::Alive, T));
-    for claims in [true, false, true] {
-        if claims {
-            bench.claim("1", 1);
-        } else {
-            bench.peer("1").state.claims.clear();
-        }
-        bench.give(Input::Peers);
-        for _ in 0..20 {
-            bench.ticks(1).give(read(Some(lease("a", 1, "v1"))));
-        }
+    bench.differs("1").peer("1").state.store = Some(StoreId(1));
+    bench.claim("1", 1);
+    bench.give(Input::Peers);
+    for _ in 0..40 {
+        bench.ticks(1).give(read(Some(lease("a", 1, "v1"))));
     }
-    assert_eq!(bench.leader(), Some("a"), "it has claimed it for two seconds, not for six");
+    assert_eq!(bench.leader(), Some("a"));
+}
+
+#[test]
+fn where_stores_differ_a_node_whose_deadline_passed_asks_the_lan_before_it_leads_again() {
+    for differs in [false, true] {
+        let mut bench = Bench::leading();
+        if differs {
+            bench.differs("b");
+        }
+        bench.later(LEASE).tick();
+        bench.said();
+        bench.want(&["a"]);
+        bench.tick().later(ms(40)).give(Input::Peers).give(read(Some(lease("a", 1, "v1"))));
+        let next = if differs { "ask the LAN" } else { "swap v1 for 1" };
+        assert_eq!(bench.said().last().map(String::as_str), Some(next));
+    }
 }
 
 #[test]

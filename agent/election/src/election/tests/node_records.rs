@@ -384,3 +384,14 @@ fn a_refused_confirmation_is_repeated_before_the_evidence_lapses() {
         assert_eq!(bench.role(), Role::Leading);
     }
 }
+
+/// Nobody can challenge it there.
+#[test]
+fn half_of_the_members_promise_no_more_than_the_lease_in_a_store_of_their_own() {
+    let mut half = alone();
+    half.peers.members.remove(&node_name("c"));
+    half.differs("b").recorded();
+    half.give(recorded("a", half.now, confirmed("r0")));
+    half.later(LEASE / 2).give(Input::Peers);
+    assert_eq!(half.recorded(), ["read a"], "it writes no longer promise");
+}

@@ -31,6 +31,7 @@ fn taken_at(b: Peer, members: usize, back: Duration, fencings: &Fencings) -> Dur
         led_at_start: &led_at_start,
         back,
         lease: LEASE,
+        stores_differ: false,
         fencings,
         mutated,
     };

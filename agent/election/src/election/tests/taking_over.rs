@@ -442,3 +442,45 @@ fn a_transfer_goes_on_after_the_last_epoch() {
     bench.ticks(1).give(read(Some(lease("b", Lease::MAX_EPOCH, "v4"))));
     assert_eq!(bench.said(), ["read", "swap v4 for 1"]);
 }
+
+#[test]
+fn where_stores_differ_a_node_waits_for_other_claims_before_it_answers() {
+    for claimed in [false, true] {
+        let mut bench = Bench::ready();
+        bench.differs("b").give(read(None));
+        assert_eq!(bench.said().last().map(String::as_str), Some("ask the LAN"), "a store of its own knows no leader");
+        bench.give(probed(AddressOwner::Nobody)).give(swapped("v1"));
+        assert_eq!(bench.said(), ["create 1", "claim 1"]);
+        if claimed {
+            bench.claim("b", 2);
+        }
+        bench.later(ms(30)).give(Input::Peers).give(read(Some(lease("a", 1, "v1")))).give(swapped("v2"));
+        let leads = ["read", "swap v1 for 1", "lead 1: nobody led it before"];
+        assert_eq!(bench.said(), if claimed { vec!["withdraw"] } else { leads.to_vec() });
+    }
+}
+
+#[test]
+fn where_stores_differ_a_swap_does_not_count_beside_a_claim() {
+    let mut bench = Bench::ready();
+    bench.differs("b").give(read(None)).give(probed(AddressOwner::Nobody));
+    bench.claim("b", 1);
+    bench.give(swapped("v1")).later(ms(30)).give(Input::Peers);
+    assert_eq!((bench.leader(), bench.role()), (Some("b"), Role::Following));
+}
+
+#[test]
+fn where_stores_differ_the_leader_is_who_claims_the_vip_and_not_who_led_in_a_later_epoch() {
+    for (differs, leader) in [(false, "c"), (true, "b")] {
+        let mut bench = Bench::following_in(4);
+        bench.peer("b").state.claims.clear();
+        bench.claim("c", 7);
+        bench.later(ms(20)).give(Input::Peers).peer("c").state.claims.clear();
+        if differs {
+            bench.differs("b");
+        }
+        bench.claim("b", 4);
+        bench.later(ms(20)).give(Input::Peers);
+        assert_eq!(bench.leader(), Some(leader));
+    }
+}

@@ -105,7 +105,7 @@ fn suspended() -> Bench {
 }
 
 /// The inputs, each made for the highest epoch that the node knows of.
-const INPUTS: [Made; 45] = [
+const INPUTS: [Made; 46] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
     ("wanted of b alone", |_, _| Input::Wanted(Arc::new([(vip4(1), [candidate("b")].into_iter().collect())].into()))),
@@ -184,6 +184,7 @@ const INPUTS: [Made; 45] = [
     ("on the LAN: a peer", |_, _| probed(AddressOwner::Peer)),
     ("on the LAN: a foreign speaker", |_, _| probed(AddressOwner::ForeignSpeaker(MAC))),
     ("nodes with another key may lead rather than it", |_, _| Input::Outranked(true)),
+    ("its Leases are in a directory", |_, _| Input::Store(StoreId(1))),
     ("drain begins or ends", |bench, _| Input::Drain(!bench.election.availability.draining)),
 ];
 
@@ -226,6 +227,7 @@ const fn kind(input: &Input) -> usize {
         Input::LeaseChanged { .. } => 13,
         Input::Recorded { .. } => 14,
         Input::RecordChanged { .. } => 15,
+        Input::Store(_) => 16,
     }
 }
 
@@ -264,7 +266,7 @@ fn each_input_does_in_each_state_what_the_table_says() {
             }
         }
     }
-    assert_eq!((roles.len(), kinds.len()), (7, 16), "each role and each kind of input is in the table");
+    assert_eq!((roles.len(), kinds.len()), (7, 17), "each role and each kind of input is in the table");
     let differs = lines.iter().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
     let table = lines.join("\n") + "\n";
     assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));

@@ -11,6 +11,7 @@ use super::{
     network::{ms, name},
     together,
 };
+use crate::lease::StoreId;
 use crate::membership::{
     AgentInfo, ElectionMessage, HashingInfo, Item, ItemKey, MOST_LEASE, MOST_PAYLOAD, Malformed, MemberStatus,
     Membership, MembershipEvent, MembershipSettings, ProbedPort, Why, WireVersions, as_of_a_later_version,
@@ -57,6 +58,7 @@ fn some_wires() -> Vec<Wire<'static>> {
         })),
         ItemChange::Set(Item::Hashing(HashingInfo { newest: 1, used: u32::MAX })),
         ItemChange::Set(Item::Lapsed),
+        ItemChange::Set(Item::Store(StoreId(u64::MAX))),
         ItemChange::Gone(ItemKey::Unable(vip)),
     ];
     let changes = changes.map(|change| DeltaChange(Some(change))).to_vec();

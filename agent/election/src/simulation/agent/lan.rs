@@ -50,8 +50,10 @@ impl NodeHandle<'_> {
         } else if round < ROUNDS {
             let after = Duration::from_millis(if detect { 40 } else { 20 });
             return self.schedule(after, AgentEvent::Probe { vip, detect, round: round + 1 });
-        } else {
+        } else if cluster.network.is_on(self.node) {
             AddressOwner::Nobody
+        } else {
+            AddressOwner::Unknown
         };
         self.give([Input::Probed { vip, owner }]);
     }
