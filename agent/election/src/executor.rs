@@ -155,31 +155,31 @@ impl Executor {
                 }
             }
             Command::Withdraw(key) => membership.withdraw(key, now),
-            Command::Read(vip) => self.operate(StoreOperation::Read(*vip), Some(*vip), io),
+            Command::Read(vip) => self.operate(&StoreOperation::Read(*vip), Some(*vip), io),
             Command::Swap { vip, expected, epoch } => {
                 let (vip, expected, holder) = (*vip, expected.clone(), self.election.local().clone());
-                self.operate(StoreOperation::Swap { vip, expected, holder, epoch: *epoch }, Some(vip), io);
+                self.operate(&StoreOperation::Swap { vip, expected, holder, epoch: *epoch }, Some(vip), io);
             }
             Command::Delete { vip, version } => {
-                self.operate(StoreOperation::Delete { vip: *vip, version: version.clone() }, None, io);
+                self.operate(&StoreOperation::Delete { vip: *vip, version: version.clone() }, None, io);
             }
             Command::ReadRecord(node) => {
                 let urgent = self.is_urgent(node);
-                self.operate(StoreOperation::ReadRecord { node: node.clone(), urgent }, None, io);
+                self.operate(&StoreOperation::ReadRecord { node: node.clone(), urgent }, None, io);
             }
             Command::SwapRecord { node, expected, content } => {
                 let (urgent, node) = (self.is_urgent(node), node.clone());
                 let (expected, content) = (expected.clone(), content.clone());
-                self.operate(StoreOperation::SwapRecord { node, urgent, expected, content }, None, io);
+                self.operate(&StoreOperation::SwapRecord { node, urgent, expected, content }, None, io);
             }
-            Command::Survey => self.operate(StoreOperation::Survey, None, io),
+            Command::Survey => self.operate(&StoreOperation::Survey, None, io),
             Command::Reload | Command::Probe { .. } | Command::Conflict { .. } | Command::Forged { .. } => {}
         }
         Ok(())
     }
 
     /// Begins an operation, which is the latest one on the Lease of `vip`.
-    fn operate<T: NodeIo>(&mut self, operation: StoreOperation, vip: Option<Vip>, io: &mut T) {
+    fn operate<T: NodeIo>(&mut self, operation: &StoreOperation, vip: Option<Vip>, io: &mut T) {
         let mut asked = self.now;
         if let Some(vip) = vip {
             // The time identifies an operation, so two of a VIP must not have the same nanosecond.

@@ -342,7 +342,9 @@ impl NodeHandle<'_> {
             self.interrupt(interruption);
             return false;
         }
-        executed.iter().for_each(|command| self.execute(command));
+        for command in &executed {
+            self.execute(command);
+        }
         self.flush();
         !executed.is_empty()
     }

@@ -207,7 +207,7 @@ fn a_node_that_hears_no_majority_for_half_of_its_lease_reads_its_record() {
     bench.peers.evidence = Some(answered);
     bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
     assert_eq!((bench.recorded(), bench.election.next()), (vec![], Some(answered + LEASE / 2)), "that may be chance");
-    bench.later(LEASE / 2 - HEARTBEAT).give(Input::Peers);
+    bench.later(ms(50)).give(Input::Peers);
     assert_eq!(bench.recorded(), ["read a"]);
 }
 
