@@ -207,14 +207,20 @@ pub(super) fn from_object(vip: Vip, object: Object) -> Result<Lease, String> {
     let holder = NodeName::new(holder.as_str())
         .map_err(|_| format!("spec.holderIdentity is {}, which is no Node's name", quoted(&holder)))?;
     let transitions = spec.lease_transitions.ok_or("spec.leaseTransitions is missing")?;
-    let epoch = u64::try_from(transitions).map_err(|_| format!("spec.leaseTransitions is {transitions}"))?;
+    let epoch = u64::try_from(transitions).ok().filter(|epoch| *epoch <= Lease::MAX_CREDIBLE);
+    let epoch = epoch.ok_or_else(|| {
+        format!("spec.leaseTransitions is {transitions}: agents write from 1 to {}", Lease::MAX_CREDIBLE)
+    })?;
     Ok(Lease { holder, epoch, version })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vipmux_testing::names::{node_name, vip};
+    use vipmux_testing::{
+        names::{node_name, vip},
+        pages::{FAILOVER, assert_says},
+    };
 
     #[test]
     fn a_name_is_the_address_in_hex() {
@@ -255,7 +261,7 @@ mod tests {
     fn an_object_has_the_values_that_it_was_made_of() {
         let holder = node_name("n1.example.org");
         let version = Version::new("7");
-        for epoch in [0, 1, Lease::MAX_EPOCH] {
+        for epoch in [0, 1, Lease::MAX_CREDIBLE] {
             let made =
                 to_object(vip("192.0.2.1"), Some(version.clone()), &holder, epoch, Timestamp::UNIX_EPOCH).unwrap();
             let expected = Lease { holder: holder.clone(), epoch, version: version.clone() };
@@ -346,6 +352,20 @@ mod tests {
             damaged.metadata.annotations.as_mut().unwrap().insert(key.to_owned(), value.to_owned());
             assert!(record_from_object(&node, damaged).is_err(), "{key}: {value}");
         }
+    }
+
+    /// After the greatest one none could follow.
+    #[test]
+    fn an_epoch_that_no_agent_wrote_is_refused() {
+        let vip = vip("192.0.2.1");
+        let made = to_object(vip, Some(Version::new("7")), &node_name("n1"), 1, Timestamp::UNIX_EPOCH).unwrap();
+        for transitions in [i32::MIN, -1, (1 << 30) + 1, i32::MAX] {
+            let mut damaged = made.clone();
+            damaged.spec.as_mut().unwrap().lease_transitions = Some(transitions);
+            let defect = format!("spec.leaseTransitions is {transitions}: agents write from 1 to 1073741824");
+            assert_eq!(from_object(vip, damaged), Err(defect));
+        }
+        assert_says(FAILOVER, &format!("more than {}", Lease::MAX_CREDIBLE));
     }
 
     /// A Lease of a node with a wrong clock is read like any other.

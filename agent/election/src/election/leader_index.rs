@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use imbl::OrdMap;
 
 use crate::{
-    lease::{Lease, compare_epochs},
+    lease::Lease,
     membership::{Claimed, Peer, Peers, State},
     placement::Preferences,
 };
@@ -119,7 +119,7 @@ impl LeaderIndex {
         let claimed = |name: &'a NodeName| Some((name, self.seen.get(name)?.claims.get(&vip)?));
         let all = self.claimants.get(&vip).into_iter().flatten().filter_map(claimed);
         let known = all.filter(|(_, claim)| claim.epoch <= Lease::MAX_EPOCH);
-        known.max_by(|(one, a), (other, b)| compare_epochs(a.epoch, b.epoch).then_with(|| other.cmp(one)))
+        known.max_by(|(one, a), (other, b)| a.epoch.cmp(&b.epoch).then_with(|| other.cmp(one)))
     }
 
     /// Returns the number of VIPs that each node leads.

@@ -14,7 +14,7 @@ use super::{
     vip_state::{Context, OwnLeadership, VipState},
 };
 use crate::{
-    lease::{Lease, is_later, next_epoch},
+    lease::Lease,
     membership::{ElectionMessage, Peers, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement},
@@ -274,7 +274,7 @@ impl VipState {
             return cx.schedule.wake_at(next);
         }
         *asked += 1;
-        cx.send(successor.clone(), ElectionMessage::Take { vip: cx.vip, epoch: next_epoch(own.epoch) });
+        cx.send(successor.clone(), ElectionMessage::Take { vip: cx.vip, epoch: own.epoch + 1 });
         cx.schedule.wake_at(cx.now + AGAIN);
     }
 
@@ -311,7 +311,7 @@ impl VipState {
 
     fn is_transferring(&self, epoch: u64, to: &NodeName) -> bool {
         let successor = self.transfers.successor.as_ref().is_some_and(|(successor, _)| successor == to);
-        let next = self.own.as_ref().is_some_and(|own| next_epoch(own.epoch) == epoch);
+        let next = self.own.as_ref().is_some_and(|own| own.epoch + 1 == epoch);
         self.role == Role::Handing && successor && next
     }
 
@@ -322,9 +322,9 @@ impl VipState {
     /// node has led it since.
     fn accept(&mut self, epoch: u64, from: &NodeName, can: bool, cx: &mut Context<'_>) -> bool {
         if let Some(own) = &self.own {
-            return !is_later(epoch, own.epoch);
+            return epoch <= own.epoch;
         }
-        if !is_later(epoch, self.epoch()) {
+        if epoch <= self.epoch() {
             return true;
         }
         // After it was declined, the old leader leads again. A message from before must not be

@@ -12,7 +12,7 @@ use super::{
     vip_state::{Context, OwnLeadership, VipState, WrittenLease},
 };
 use crate::{
-    lease::{Lease, Version, is_later, next_epoch},
+    lease::{Lease, Version},
     membership::{Peers, Why},
     mutation::Mutation,
 };
@@ -109,7 +109,7 @@ impl VipState {
             return self.hedge_later(cx);
         }
         let (epoch, goes_on) = match self.operation {
-            Some(TakeoverRead) => (next_epoch(self.epoch()), CheckRead),
+            Some(TakeoverRead) => (self.epoch() + 1, CheckRead),
             // The store may have written it already.
             Some(TakeoverSwap { epoch, .. }) => (epoch, CheckSwap),
             _ => {
@@ -265,7 +265,7 @@ impl VipState {
             Takeover::Granted { why, witnessed: true } => {
                 // The known leader came from a Lease that somebody removed.
                 let why = if why == Why::Resumed { Why::First } else { why };
-                let epoch = next_epoch(epoch);
+                let epoch = epoch + 1;
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
             }
             Takeover::Granted { why, witnessed: false } => {
@@ -279,7 +279,7 @@ impl VipState {
     fn take_over_without_store(&mut self, until: Duration, peers: &Peers, cx: &mut Context<'_>) {
         if let Some(why) = self.reason_without_store(peers, cx) {
             self.operation = None;
-            let epoch = next_epoch(self.epoch());
+            let epoch = self.epoch() + 1;
             let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
             self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
             return self.pause(LATER, cx);
@@ -297,7 +297,7 @@ impl VipState {
         let epoch = own.epoch;
         self.doubted = false;
         match lease {
-            Some(lease) if lease.holder == *cx.local && !is_later(epoch, lease.epoch) => {
+            Some(lease) if lease.holder == *cx.local && lease.epoch >= epoch => {
                 if self.role == Role::Leading {
                     let written = WrittenLease { at: cx.now, version: lease.version };
                     (own.epoch, own.written) = (lease.epoch, Some(written));
@@ -305,7 +305,7 @@ impl VipState {
                     self.swap(Some(&lease), lease.epoch, LeaseOperation::CheckSwap, cx);
                 }
             }
-            Some(lease) if !is_later(epoch, lease.epoch) => {
+            Some(lease) if lease.epoch >= epoch => {
                 self.give_up(Lost::Taken(lease.holder.clone()), cx);
                 self.set_known(lease.holder, lease.epoch, None, cx.now);
             }
@@ -364,7 +364,7 @@ impl VipState {
 
     /// Returns whether another node has led this node's VIP since, by its Lease.
     pub(super) fn is_outdone_by(&self, lease: &Lease, local: &NodeName) -> bool {
-        lease.holder != *local && self.own.as_ref().is_some_and(|own| is_later(lease.epoch, own.epoch))
+        lease.holder != *local && self.own.as_ref().is_some_and(|own| lease.epoch > own.epoch)
     }
 
     /// Notes that the Lease of this node's VIP may not be what this node wrote. It is read, and
@@ -431,7 +431,7 @@ impl VipState {
                     cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
                 }
                 if self.is_answered_by_the_network(lease.as_ref(), peers, cx) {
-                    let epoch = next_epoch(self.epoch());
+                    let epoch = self.epoch() + 1;
                     return self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
                 }
                 let is_deleted = self.known.as_ref().is_some_and(|known| !peers.members.contains_key(&known.node));
@@ -449,7 +449,7 @@ impl VipState {
                 self.pause(QUICKLY, cx);
             }
             (Some(LeaseOperation::TakeoverProbe { lease, why }), AddressOwner::Nobody) => {
-                let epoch = next_epoch(self.epoch());
+                let epoch = self.epoch() + 1;
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
             }
             // A VIP that was suspended meanwhile needs its Lease first.

@@ -14,7 +14,6 @@ use super::{
     takeover_guard::{CLAIMLESS, SETTLE, Takeover},
 };
 use crate::{
-    lease::is_later,
     membership::{Peers, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement, Preference, Preferences, Readiness},
@@ -76,7 +75,7 @@ impl Election {
                     let store = peers.members.get(node).and_then(|peer| peer.state.store);
                     let differs = store.is_some() && store != self.store && self.store.is_some();
                     let gives_way = own.written.is_none() || differs && *node < self.local;
-                    claim.epoch == own.epoch && gives_way || is_later(claim.epoch, own.epoch)
+                    claim.epoch == own.epoch && gives_way || claim.epoch > own.epoch
                 }
                 _ => false,
             };

@@ -12,7 +12,6 @@ use super::{
     vip_state::{KnownLeader, VipState},
 };
 use crate::{
-    lease::is_later,
     membership::{MemberStatus, Peer, Peers, SAMPLE, Why},
     mutation::{Mutated, Mutation},
 };
@@ -113,7 +112,7 @@ impl TakeoverGuard<'_> {
     fn decide_down(&self, vip: Vip, known: &KnownLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
         // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
         // says.
-        let same = peer.state.claims.get(&vip).is_some_and(|claim| !is_later(known.epoch, claim.epoch));
+        let same = peer.state.claims.get(&vip).is_some_and(|claim| claim.epoch >= known.epoch);
         // If a majority has found it down since, it is not.
         let confirmed = peer.confirmed >= Some(known.since);
         let witnessed = peers.majority && (known.why.is_some() || same || confirmed);

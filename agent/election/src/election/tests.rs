@@ -128,13 +128,9 @@ impl Bench {
 
     /// As [`Self::ready`], and `b` leads `.1` in epoch 4.
     fn following() -> Self {
-        Self::following_in(4)
-    }
-
-    fn following_in(epoch: u64) -> Self {
         let mut bench = Self::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
-        bench.claim("b", epoch);
-        bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("b", epoch, "v4"))])) });
+        bench.claim("b", 4);
+        bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("b", 4, "v4"))])) });
         bench.tick();
         assert_eq!(bench.leader(), Some("b"));
         bench.commands.clear();

@@ -12,7 +12,7 @@ use super::{
     takeover_guard::TakeoverGuard,
 };
 use crate::{
-    lease::{Lease, Version, is_later, later_epoch},
+    lease::{Lease, Version},
     membership::{Claimed, ElectionMessage, Item, ItemKey, Why},
     mutation::Mutated,
 };
@@ -124,9 +124,10 @@ impl VipState {
 
     /// Takes in a Lease. Returns whether it is new.
     pub(super) fn learn(&mut self, lease: &Lease, now: Duration) -> bool {
-        let new = self.known.as_ref().is_none_or(|known| {
-            is_later(lease.epoch, known.epoch) || known.epoch == lease.epoch && known.node != lease.holder
-        });
+        let new = self
+            .known
+            .as_ref()
+            .is_none_or(|known| lease.epoch > known.epoch || known.epoch == lease.epoch && known.node != lease.holder);
         if new {
             self.set_known(lease.holder.clone(), lease.epoch, None, now);
         }
@@ -137,7 +138,7 @@ impl VipState {
     /// since. Where stores differ, a later leader may have been followed by one that did not know of it.
     pub(super) fn learn_claim(&mut self, node: &NodeName, claim: &Claimed, stores_differ: bool) {
         let Claimed { epoch, why, since } = claim.clone();
-        if stores_differ || self.known.as_ref().is_none_or(|known| !is_later(known.epoch, epoch)) {
+        if stores_differ || self.known.as_ref().is_none_or(|known| known.epoch <= epoch) {
             self.floor = self.epoch();
             self.set_known(node.clone(), epoch, Some(why), since);
         }
@@ -160,7 +161,7 @@ impl VipState {
     pub(super) fn epoch(&self) -> u64 {
         let known = self.known.as_ref().map_or(0, |known| known.epoch);
         let own = self.own.as_ref().map_or(0, |own| own.epoch);
-        later_epoch(later_epoch(own, known), self.floor)
+        own.max(known).max(self.floor)
     }
 
     /// Returns whether the Lease says that this node leads.
@@ -255,7 +256,7 @@ impl VipState {
         self.operation = None;
         let own = self.own.take()?;
         // Later epochs must be higher, whatever becomes of the Lease.
-        self.floor = later_epoch(self.floor, own.epoch);
+        self.floor = self.floor.max(own.epoch);
         cx.index.own.remove(&cx.vip);
         cx.index.touched.insert(cx.vip);
         cx.commands.push(Command::Withdraw(ItemKey::Claim(cx.vip)));

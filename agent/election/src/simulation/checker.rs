@@ -24,7 +24,7 @@ use std::{
 };
 
 use super::{Figures, Server, StoreAccess, cluster::Cluster, network::Network};
-use crate::lease::{Lease, is_later};
+use crate::lease::Lease;
 use vipmux_model::{NodeName, Vip};
 
 /// The longest time for which two nodes may answer after faults that allow it.
@@ -208,7 +208,7 @@ impl Checker {
     /// Notes that a node leads.
     pub(super) fn led(&mut self, vip: Vip, node: usize, run: u64, epoch: u64) {
         let before = self.led.insert((vip, node, run), epoch);
-        if before.is_some_and(|before| is_later(before, epoch)) {
+        if before.is_some_and(|before| before > epoch) {
             self.violate(|| format!("n{node} leads {vip} in epoch {epoch} after a later one"));
         }
     }
@@ -233,7 +233,7 @@ impl Checker {
         epoch: u64,
         before: Option<&Lease>,
     ) {
-        if before.is_some_and(|before| is_later(before.epoch, epoch)) {
+        if before.is_some_and(|before| before.epoch > epoch) {
             self.violate(|| format!("the epoch of {vip} went back to {epoch}"));
         }
         let known = self.consented.entry((vip, store, epoch)).or_insert_with(|| holder.clone());

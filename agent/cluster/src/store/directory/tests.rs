@@ -173,7 +173,7 @@ fn a_file_that_is_no_lease_is_an_error_and_stays_and_disturbs_no_other() {
         text.replace("kind: Lease", "kind: Service"),
         text.replace("vip-c0000201", "vip-c0000202"),
         text.replace("leaseTransitions: 1", "leaseTransitions: -1"),
-        text.replace("leaseTransitions: 1", "leaseTransitions: 4294967296"),
+        text.replace("leaseTransitions: 1", "leaseTransitions: 2147483647"),
         text.replace("leaseTransitions: 1", "other: 1"),
         text.replace("holderIdentity: n1", "holderIdentity: n/1"),
         text.replace("holderIdentity: n1", &long),

@@ -417,33 +417,6 @@ fn of_two_nodes_neither_takes_back_at_once_what_the_other_has_taken() {
 }
 
 #[test]
-fn after_the_last_epoch_comes_the_first() {
-    const MAX: u64 = Lease::MAX_EPOCH;
-    let mut bench = Bench::following_in(MAX);
-    bench.falls("b", MemberStatus::Down);
-    bench.ticks(4).knows_b().said();
-    bench.give(read(Some(lease("b", MAX, "v4"))));
-    assert_eq!(bench.said(), ["swap v4 for 1"]);
-    bench.give(swapped("v5"));
-    assert_eq!(bench.said(), ["claim 1", "lead 1: b was down"]);
-    // What the watch tells late changes nothing.
-    bench.give(Input::LeaseChanged { vip: vip4(1), lease: Some(lease("b", MAX, "v4")) });
-    bench.ticks(1).give(read(Some(lease("a", 1, "v5"))));
-    assert_eq!((bench.role(), bench.said()), (Role::Leading, vec!["read".to_owned()]));
-    bench.give(Input::LeaseChanged { vip: vip4(1), lease: Some(lease("c", 2, "v6")) });
-    assert_eq!(bench.role(), Role::Following);
-}
-
-#[test]
-fn a_transfer_goes_on_after_the_last_epoch() {
-    let mut bench = Bench::following_in(Lease::MAX_EPOCH);
-    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 1 }));
-    assert_eq!(bench.said()[..3], ["claim 1", "lead 1: b handed it over", "b: taken 1"]);
-    bench.ticks(1).give(read(Some(lease("b", Lease::MAX_EPOCH, "v4"))));
-    assert_eq!(bench.said(), ["read", "swap v4 for 1"]);
-}
-
-#[test]
 fn where_stores_differ_a_node_waits_for_other_claims_before_it_answers() {
     for claimed in [false, true] {
         let mut bench = Bench::ready();
@@ -472,7 +445,7 @@ fn where_stores_differ_a_swap_does_not_count_beside_a_claim() {
 #[test]
 fn where_stores_differ_the_leader_is_who_claims_the_vip_and_not_who_led_in_a_later_epoch() {
     for (differs, leader) in [(false, "c"), (true, "b")] {
-        let mut bench = Bench::following_in(4);
+        let mut bench = Bench::following();
         bench.peer("b").state.claims.clear();
         bench.claim("c", 7);
         bench.later(ms(20)).give(Input::Peers).peer("c").state.claims.clear();
