@@ -178,6 +178,9 @@ impl Membership {
             return;
         }
         let needed = (self.view.known + 1).div_ceil(2);
+        let is_alive = |name: &NodeName| self.peers.members.get(name).is_some_and(|peer| peer.status.is_alive());
+        // Of one that is down itself, the list may be old.
+        let lists: Vec<_> = self.records.iter().filter(|(name, _)| is_alive(name)).map(|(_, record)| record).collect();
         for (name, peer) in &mut self.peers.members {
             let (mut last, mut answered) = (Vec::new(), Vec::new());
             if !peer.status.is_alive() {
@@ -185,7 +188,7 @@ impl Membership {
                 last.push(self.records.get(name).and_then(|record| record.assented).unwrap_or(self.evidence.since));
                 answered.push(Some(Duration::MAX));
                 let same = |gone: &&(u64, Duration)| gone.0 >= peer.generation;
-                for record in self.records.values() {
+                for record in &lists {
                     if let Some((_, silent)) = record.gone.get(&key).filter(same) {
                         last.push(*silent);
                         answered.push(record.answered);

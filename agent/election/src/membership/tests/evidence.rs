@@ -170,6 +170,28 @@ fn the_list_of_the_gone_is_forgotten_with_the_run_that_sent_it() {
     assert!(silent(&member), "the new run says so, too");
 }
 
+/// Elsewhere it may have answered that node since.
+#[test]
+fn the_list_of_a_node_that_is_down_itself_does_not_count() {
+    let mut network = together(3, 19);
+    let (mut member, now) = (network.take(1), network.now);
+    let falls = |member: &mut Membership, node: usize| {
+        let member_id = MemberId { node: MemberId::key(&name(node)), generation: 1 };
+        member.swim.learn(member_id, foca::State::Down, false).unwrap();
+        member.process_swim(now);
+    };
+    falls(&mut member, 0);
+    member.send_heartbeats(now);
+    member.receive(&name(2), &ack(now, &name(0), 1), now).unwrap();
+    let known = |member: &Membership| {
+        let peer = &member.peers().members[&name(0)];
+        (peer.silent.is_some(), peer.confirmed.is_some())
+    };
+    assert_eq!(known(&member), (true, true));
+    falls(&mut member, 2);
+    assert_eq!(known(&member), (false, false));
+}
+
 #[test]
 fn of_a_large_cluster_a_sample_is_asked() {
     let mut network = together(60, 13);
