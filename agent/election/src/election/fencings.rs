@@ -32,14 +32,21 @@ const UNAVAILABLE: Duration = Duration::from_millis(200);
 pub(super) struct Fencings {
     /// The nodes whose VIPs this one is about to take.
     nodes: BTreeMap<NodeName, Fencing>,
-    /// When the records of other nodes were asked for that were read or swapped last.
-    read: BTreeMap<NodeName, Duration>,
+    /// What is known of the records of all nodes.
+    records: BTreeMap<NodeName, KnownRecord>,
     /// The last time at which this node was cut off: promises may have changed meanwhile.
     cut_off: Option<Duration>,
-    /// The promises of nodes that are not fenced, as their records were read or a watch showed them last.
-    promises: BTreeMap<NodeName, Duration>,
-    /// The times since when the records of nodes say that they are fenced, as far as this node has seen it.
-    fenced_since: BTreeMap<NodeName, Duration>,
+}
+
+/// What this node knows of the record of another one.
+#[derive(Debug, Default)]
+struct KnownRecord {
+    /// When it was asked for that was read or swapped last.
+    read: Option<Duration>,
+    /// The promise, as it was read or a watch showed it last. A node that is fenced promises nothing.
+    promise: Option<Duration>,
+    /// The time since when it says that the node is fenced, as far as this node has seen it.
+    fenced_since: Option<Duration>,
 }
 
 /// The progress of fencing a node.
@@ -101,47 +108,39 @@ impl Fencings {
 
     /// Returns whether the promise of a node may have changed while this one was cut off.
     pub(super) fn is_unsure(&self, node: &NodeName) -> bool {
-        self.cut_off.is_some() && self.read.get(node).copied() <= self.cut_off
+        self.cut_off.is_some() && self.has_to_read(node, Duration::ZERO)
     }
 
     /// Returns whether the record of a node that is down since this time has to be read.
     pub(super) fn has_to_read(&self, node: &NodeName, since: Duration) -> bool {
-        self.read.get(node).copied() <= Some(since).max(self.cut_off)
+        self.records.get(node).and_then(|record| record.read) <= Some(since).max(self.cut_off)
     }
 
     /// Notes that the record of a node, asked for at `asked`, was read or swapped.
     pub(super) fn note_read(&mut self, node: &NodeName, asked: Duration) {
-        self.read.insert(node.clone(), asked);
+        self.records.entry(node.clone()).or_default().read = Some(asked);
     }
 
-    /// Notes what a node promises in its record. A node that is fenced promises nothing.
+    /// Notes the content of a node's record.
     pub(super) fn note_content(&mut self, node: &NodeName, content: &RecordContent, now: Duration) {
+        let record = self.records.entry(node.clone()).or_default();
         if matches!(content.standing, RecordStanding::Fenced(_)) {
-            self.promises.remove(node);
-            self.note_fenced(node, now);
+            record.promise = None;
+            record.fenced_since.get_or_insert(now);
         } else {
-            self.promises.insert(node.clone(), content.promise);
-            self.fenced_since.remove(node);
+            (record.promise, record.fenced_since) = (Some(content.promise), None);
         }
     }
 
-    fn note_fenced(&mut self, node: &NodeName, now: Duration) {
-        self.fenced_since.entry(node.clone()).or_insert(now);
-    }
-
-    /// Returns whether a node is fenced, and has been for this time. A takeover that began with a record that was
-    /// read in time may end a moment later.
+    /// Returns whether a node is fenced, and has been for this time.
     pub(super) fn is_fenced_for(&self, node: &NodeName, time: Duration, now: Duration) -> bool {
-        const MOMENT: Duration = Duration::from_secs(1);
-        self.is_fenced(node, now.saturating_sub(MOMENT))
-            && self.fenced_since.get(node).is_some_and(|since| now >= *since + time)
+        let since = self.records.get(node).and_then(|record| record.fenced_since);
+        self.nodes.contains_key(node) && since.is_some_and(|since| now >= since + time)
     }
 
     /// Forgets a node whose record is gone, as that of a Node that was deleted.
     pub(super) fn forget(&mut self, node: &NodeName) {
-        self.read.remove(node);
-        self.promises.remove(node);
-        self.fenced_since.remove(node);
+        self.records.remove(node);
         self.nodes.retain(|fenced, fencing| fenced != node || fencing.stage.is_under_way());
     }
 
@@ -159,7 +158,7 @@ impl Fencings {
 
     /// Returns whether a node may answer for longer than `lease` after its last evidence, by its record.
     pub(super) fn promises_more(&self, node: &NodeName, lease: Duration) -> bool {
-        self.promises.get(node).is_some_and(|promise| *promise > lease)
+        self.records.get(node).and_then(|record| record.promise) > Some(lease)
     }
 }
 
@@ -269,7 +268,7 @@ impl Election {
             None => drop(self.fencings.nodes.remove(node)),
         }
         if is_fenced {
-            self.fencings.note_fenced(node, now);
+            self.fencings.records.entry(node.clone()).or_default().fenced_since.get_or_insert(now);
         }
     }
 }
