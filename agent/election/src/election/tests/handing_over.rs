@@ -222,6 +222,27 @@ fn a_transfer_is_not_resumed_from_a_leader_that_is_down_before_its_kernel_is_sil
 }
 
 #[test]
+fn the_answer_to_another_transfer_changes_nothing() {
+    for (from, epoch, lapses) in [("c", 2, false), ("b", 1, false), ("b", 3, false), ("b", 2, true)] {
+        for message in
+            [ElectionMessage::Taken { vip: vip4(1), epoch }, ElectionMessage::Declined { vip: vip4(1), epoch }]
+        {
+            let mut bench = Bench::leading();
+            bench.want(&["a", "b"]);
+            bench.later(ms(10)).give(Input::Drain(true));
+            if lapses {
+                bench.later(LEASE).give(Input::Tick { carrier: true });
+                bench.want(&["a", "b"]);
+                bench.ticks(1);
+            }
+            let role = if lapses { Role::Suspended } else { Role::Handing };
+            assert_eq!(bench.role(), role);
+            assert_eq!(bench.give(told(from, message)).role(), role, "{message:?} of {from}");
+        }
+    }
+}
+
+#[test]
 fn what_was_declined_is_not_taken_up_when_it_is_heard_again_late() {
     let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });
     let mut bench = Bench::following();

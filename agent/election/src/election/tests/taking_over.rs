@@ -1,6 +1,7 @@
 //! Taking over what nobody leads: who may, when, and by which words to the store and the LAN.
 
 use super::*;
+use crate::rendezvous::Bids;
 
 #[test]
 fn the_first_leader_makes_the_lease_and_asks_the_lan_before_it_answers() {
@@ -266,6 +267,25 @@ fn who_is_cut_off_from_all_others_takes_nothing_back_from_who_followed_it() {
     assert_eq!(bench.said(), [""; 0]);
     bench.fence("c");
     assert_eq!(bench.said(), ["read"], "it does not answer in its record");
+}
+
+/// The other nodes count them, too.
+#[test]
+fn a_node_that_waits_for_the_store_counts_the_vips_that_it_is_about_to_take() {
+    let (a, c) = (node_name("a"), node_name("c"));
+    let prefers_a = |vip: &Vip| Bids::of(*vip).first([(&a, 1), (&c, 1)], 1) == [0];
+    let vips: Vec<_> = (1..=100).map(vip4).filter(prefers_a).take(8).collect();
+    let candidates: Candidates = ["a", "c"].into_iter().map(candidate).collect();
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+    bench.give(Input::Wanted(Arc::new(vips.iter().map(|vip| (*vip, candidates.clone())).collect())));
+    let leases = vips.iter().map(|vip| (*vip, lease("b", 4, "v4"))).collect();
+    bench.give(Input::Surveyed { asked: T, leases: Some(leases) }).tick();
+    bench.falls("b", MemberStatus::Down);
+    bench.said();
+    bench.ticks(4).knows_b();
+    assert_eq!(bench.said(), ["read"; 5], "half of the VIPs, and one more");
+    bench.later(ms(50)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0], "the others are c's");
 }
 
 /// By its claim, which its own copy or that of its state has.
