@@ -78,7 +78,7 @@ use self::{
     vip_state::{Context, VipState},
 };
 pub use self::{
-    io::{AddressOwner, Command, Input, LeaseOutcome, PeerAnnouncement, RecordOutcome},
+    io::{AddressOwner, Command, Input, LeaseOutcome, Outcome, PeerAnnouncement, RecordOutcome},
     leadership_transfer::LEAVING,
     role::{Leadership, Lost, Role},
 };
@@ -344,7 +344,7 @@ impl Election {
             Input::RecordChanged { node, record } => self.record_changed(&node, record.as_ref(), now),
             Input::LeaseChanged { vip, lease } => {
                 if let Some((state, mut cx)) = self.state_of(vip, now) {
-                    state.lease_changed(lease.as_ref(), &mut cx);
+                    state.lease_changed(lease.as_ref(), false, &mut cx);
                 }
             }
             Input::PeerAnnounced(announcement) => self.peer_announced(&announcement, now),
@@ -580,12 +580,7 @@ impl Election {
         }
         for vip in self.lost_leases(&leases, asked) {
             if let Some((state, mut cx)) = self.state_of(vip, now) {
-                match leases.get(&vip) {
-                    Some(lease) if state.is_outdone_by(lease, cx.local) => {
-                        state.give_up(Lost::Taken(lease.holder.clone()), &mut cx);
-                    }
-                    _ => state.doubt(!peers.majority, &mut cx),
-                }
+                state.lease_changed(leases.get(&vip), !peers.majority, &mut cx);
             }
         }
     }

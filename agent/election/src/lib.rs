@@ -24,7 +24,7 @@ mod store_operation;
 pub use self::{
     election::{
         AddressOwner, Command, Election, ElectionSettings, HEARTBEAT, Input, LEASE, LEAVING, Leadership, LeaseOutcome,
-        Lost, MAX_LEASE_OPERATIONS, PeerAnnouncement, RecordOutcome, Role,
+        Lost, MAX_LEASE_OPERATIONS, Outcome, PeerAnnouncement, RecordOutcome, Role,
     },
     executor::{Executor, NodeIo},
     store_operation::StoreOperation,

@@ -115,23 +115,15 @@ pub struct PeerAnnouncement {
 }
 
 /// The result of a store operation on a Lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeaseOutcome {
-    /// It was read; `None`: it does not exist.
-    Read(Option<Lease>),
-    /// It was swapped, and has this version now.
-    Swapped(Version),
-    /// It has another version than was expected.
-    Conflict,
-    /// The store cannot be used.
-    Unavailable,
-}
-
+pub type LeaseOutcome = Outcome<Lease>;
 /// The result of a store operation on the record of a node.
+pub type RecordOutcome = Outcome<NodeRecord>;
+
+/// The result of a store operation on an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RecordOutcome {
+pub enum Outcome<T> {
     /// It was read; `None`: it does not exist.
-    Read(Option<NodeRecord>),
+    Read(Option<T>),
     /// It was swapped, and has this version now.
     Swapped(Version),
     /// It has another version than was expected.

@@ -106,14 +106,7 @@ impl Election {
         if !is_heard || !self.fence.is_closed_for(CLAIMLESS, now) {
             return;
         }
-        let unable = self.unable(peers);
-        let can = |candidate: &Candidate, vip| {
-            self.preference(candidate, peers).is_some() && !unable.includes(&candidate.node, vip)
-        };
-        let goes = |vip: &Vip| {
-            self.availability.unable.contains(vip)
-                && self.wanted.get(vip).is_some_and(|all| all.iter().any(|candidate| can(candidate, *vip)))
-        };
+        let goes = |vip: &Vip| self.availability.unable.contains(vip) && self.has_other(*vip, peers);
         let own: Vec<Vip> = self.own_vips().map(|(vip, _)| vip).filter(goes).collect();
         for vip in own {
             self.give_up(vip, Lost::Unable, now);
@@ -131,7 +124,6 @@ impl Election {
         let Some(preferences) = &self.index.preferences else { return plan };
         let preference = |candidate: &Candidate| self.preference(candidate, peers);
         let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
-        let unable = self.unable(peers);
         let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
         for &vip in led {
             let Some(state) = self.states.get(&vip).filter(|state| state.operation.is_none()) else { continue };
@@ -140,7 +132,7 @@ impl Election {
                 plan.wake = Some(plan.wake.map_or(not_before, |first| first.min(not_before)));
                 continue;
             }
-            let able = |node: &NodeName| !unable.includes(node, vip);
+            let able = |node: &NodeName| self.is_able(node, vip, peers);
             let own = self.wanted.get(&vip).and_then(|all| all.iter().find(|candidate| candidate.node == self.local));
             let Some(best) = placement.best(vip, able) else {
                 let lossy = self.availability.lossy.contains(&vip);

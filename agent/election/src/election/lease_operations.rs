@@ -343,8 +343,9 @@ impl VipState {
     }
 
     /// Takes in a Lease that changed. It may be older than what this node knows, so only a later
-    /// epoch of another node ends a leadership. Otherwise the Lease is read.
-    pub(super) fn lease_changed(&mut self, lease: Option<&Lease>, cx: &mut Context<'_>) {
+    /// epoch of another node ends a leadership. Otherwise the Lease is read. `stop`: this node answers no
+    /// longer until then.
+    pub(super) fn lease_changed(&mut self, lease: Option<&Lease>, stop: bool, cx: &mut Context<'_>) {
         match (&self.own, lease) {
             (None, Some(lease)) => {
                 if self.learn(lease, cx.now) {
@@ -354,27 +355,18 @@ impl VipState {
             }
             (None, None) => {}
             (Some(own), Some(lease)) if lease.holder == *cx.local && lease.epoch == own.epoch => {}
-            (Some(_), Some(lease)) if self.is_outdone_by(lease, cx.local) => {
+            (Some(own), Some(lease)) if lease.holder != *cx.local && lease.epoch > own.epoch => {
                 self.give_up(Lost::Taken(lease.holder.clone()), cx);
                 self.set_known(lease.holder.clone(), lease.epoch, None, cx.now);
             }
-            (Some(_), _) => self.doubt(false, cx),
+            // It is written again if it is gone or older.
+            (Some(_), _) => {
+                (self.doubted, cx.schedule.dirty) = (true, true);
+                if stop && self.role == Role::Leading {
+                    self.stop(Role::Suspended, Lost::Unrecorded, cx);
+                }
+            }
         }
-    }
-
-    /// Returns whether another node has led this node's VIP since, by its Lease.
-    pub(super) fn is_outdone_by(&self, lease: &Lease, local: &NodeName) -> bool {
-        lease.holder != *local && self.own.as_ref().is_some_and(|own| lease.epoch > own.epoch)
-    }
-
-    /// Notes that the Lease of this node's VIP may not be what this node wrote. It is read, and
-    /// written again if it is gone or older. `stop`: this node answers no longer until then.
-    pub(super) fn doubt(&mut self, stop: bool, cx: &mut Context<'_>) {
-        self.doubted = true;
-        if stop && self.role == Role::Leading {
-            self.stop(Role::Suspended, Lost::Unrecorded, cx);
-        }
-        cx.schedule.dirty = true;
     }
 
     /// Decides without the Lease whether the VIP is still this node's own. The peers' states

@@ -59,15 +59,6 @@ enum Authorship {
     Unknown,
 }
 
-/// What the peers said of the announcements of a VIP.
-#[derive(Clone, Copy, Debug, Default)]
-struct Settled {
-    /// A peer denied one.
-    denied: bool,
-    /// One may be a peer's own.
-    possible: bool,
-}
-
 impl OpenAnnouncements {
     /// Returns what the peer says. `patience`: the time that it has to answer.
     fn authorship(self, vip: Vip, peer: Option<&Peer>, patience: Duration, now: Duration) -> Authorship {
@@ -175,7 +166,7 @@ impl VipState {
             return;
         }
         let was_assured = self.is_assured();
-        let Settled { denied, possible } = self.settle(peers, cx);
+        let (denied, possible) = self.settle(peers, cx);
         match self.role {
             Role::Leading if possible && was_assured => self.yield_to_peer(cx),
             Role::Leading if denied && !was_assured => {
@@ -189,9 +180,10 @@ impl VipState {
         self.end_assurance(cx);
     }
 
-    /// Forgets the announcements that are decided, and reports those that a peer denies.
-    fn settle(&mut self, peers: &Peers, cx: &mut Context<'_>) -> Settled {
-        let mut settled = Settled::default();
+    /// Forgets the announcements that are decided, and reports those that a peer denies. Returns whether there
+    /// is such a one, and one that may be a peer's own.
+    fn settle(&mut self, peers: &Peers, cx: &mut Context<'_>) -> (bool, bool) {
+        let (mut denied, mut possible) = (false, false);
         let (vip, patience, now, forged) = (cx.vip, cx.guard.lease, cx.now, &mut self.forged);
         self.announced_by.retain(|name, open| {
             let authorship = open.authorship(vip, peers.members.get(name), patience, now);
@@ -199,11 +191,11 @@ impl VipState {
                 *forged = (*forged).max(Some(open.last));
                 cx.commands.push(Command::Forged { vip, by: name.clone() });
             }
-            settled.denied |= authorship == Authorship::Denied;
-            settled.possible |= authorship == Authorship::Possible && !cx.mutated.is(Mutation::IgnoresAnnouncements);
+            denied |= authorship == Authorship::Denied;
+            possible |= authorship == Authorship::Possible && !cx.mutated.is(Mutation::IgnoresAnnouncements);
             authorship == Authorship::Unknown
         });
-        settled
+        (denied, possible)
     }
 
     /// Ends the assurance some time after the last forged announcement.

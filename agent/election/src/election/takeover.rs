@@ -1,20 +1,17 @@
 //! The evaluation of all VIPs: the leader of each, the node that may take one without a leader, and
 //! what else time brings.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 
 use super::{
     Command, Election,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
     takeover_guard::{CLAIMLESS, SETTLE, Takeover},
+    vip_state::OwnLeadership,
 };
 use crate::{
-    membership::{Peers, Why},
+    membership::{Claimed, Peer, Peers, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement, Preference, Preferences, Readiness},
 };
@@ -32,15 +29,6 @@ pub(super) const TURN: Duration = Duration::from_millis(400);
 /// The most leaders whose records are read at once to know their promises. Where hundreds of nodes are gone,
 /// each of the others would read hundreds of records. A node that does not know a promise waits for it.
 const MOST_READS: usize = 16;
-
-/// The VIPs that each living node cannot announce, without the nodes that can announce all.
-pub(super) struct UnableNodes<'a>(BTreeMap<&'a NodeName, &'a BTreeSet<Vip>>);
-
-impl UnableNodes<'_> {
-    pub(super) fn includes(&self, node: &NodeName, vip: Vip) -> bool {
-        self.0.get(node).is_some_and(|vips| vips.contains(&vip))
-    }
-}
 
 impl Election {
     /// Looks at every VIP that may have changed.
@@ -66,21 +54,17 @@ impl Election {
         while let Some(vip) = self.index.touched.pop_first() {
             let Some(state) = self.states.get_mut(&vip) else { continue };
             let claim = self.index.claim(vip);
-            let outdone = match (&state.own, claim) {
-                // Two nodes may both believe to lead only where the store is away, or does not know
-                // yet. With equal epochs the one gives way that did not write the Lease: the other
-                // one may have written it.
-                (Some(own), Some((node, claim))) => {
-                    // Of stores that differ, neither has the other node's Lease.
-                    let store = peers.members.get(node).and_then(|peer| peer.state.store);
-                    let differs = store.is_some() && store != self.store && self.store.is_some();
-                    let gives_way = own.written.is_none() || differs && *node < self.local;
-                    claim.epoch == own.epoch && gives_way || claim.epoch > own.epoch
-                }
-                _ => false,
+            // Two nodes may both believe to lead only where the store is away, or does not know yet. With equal
+            // epochs the one gives way that did not write the Lease: the other one may have written it. Of stores
+            // that differ, neither has the other node's Lease.
+            let outdoes = |node: &NodeName, claim: &Claimed, own: &OwnLeadership| {
+                let store = peers.members.get(node).and_then(|peer| peer.state.store);
+                let differs = store.is_some() && store != self.store && self.store.is_some();
+                let gives_way = own.written.is_none() || differs && *node < self.local;
+                claim.epoch > own.epoch || claim.epoch == own.epoch && gives_way
             };
-            let outdone = outdone && !self.mutated.is(Mutation::IgnoresClaims);
-            if outdone && let Some((node, _)) = claim {
+            let rival = claim.filter(|(node, claim)| state.own.as_ref().is_some_and(|own| outdoes(node, claim, own)));
+            if let Some((node, _)) = rival.filter(|_| !self.mutated.is(Mutation::IgnoresClaims)) {
                 // This touches the VIP again.
                 let node = node.clone();
                 self.give_up(vip, Lost::Taken(node), now);
@@ -154,32 +138,27 @@ impl Election {
 
     /// Returns whether all candidates are known, or this node has waited long enough for them.
     pub(super) fn is_settled(&self, peers: &Peers, now: Duration) -> bool {
-        let heard = |candidate: &Candidate| candidate.node == self.local || peers.members.contains_key(&candidate.node);
-        now >= self.started + SETTLE
-            || self.surveys.ended && self.pools().all(|candidates| candidates.iter().all(heard))
+        now >= self.started + SETTLE || self.surveys.ended && self.all_candidates(peers, |_| true)
     }
 
     /// Returns whether the claims of all candidates are known, or this node has waited long enough
     /// for them.
     fn has_met_all(&mut self, peers: &Peers, now: Duration) -> bool {
         let end = self.started + MEET;
-        let met = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.current.is_some());
-        let all = |candidates: &[Candidate]| {
-            candidates.iter().all(|candidate| candidate.node == self.local || met(&candidate.node))
-        };
-        if now >= end || self.pools().all(all) {
+        if now >= end || self.all_candidates(peers, |peer| peer.current.is_some()) {
             return true;
         }
         self.schedule.wake_at(end);
         false
     }
 
-    fn pools(&self) -> impl Iterator<Item = &[Candidate]> {
+    /// Returns whether all candidates but this node are peers of which this holds.
+    fn all_candidates(&self, peers: &Peers, holds: impl Fn(&Peer) -> bool) -> bool {
         let mut seen = None;
         // VIPs that are next to each other mostly are of one pool.
-        self.wanted
-            .values()
-            .filter_map(move |candidates| (seen.replace(candidates) != Some(candidates)).then_some(&**candidates))
+        let mut pools = self.wanted.values().filter(|candidates| seen.replace(*candidates) != Some(*candidates));
+        let holds = |node: &NodeName| *node == self.local || peers.members.get(node).is_some_and(&holds);
+        pools.all(|candidates| candidates.iter().all(|candidate| holds(&candidate.node)))
     }
 
     /// Returns the preference for a candidate; `None`: it cannot lead now.
@@ -213,12 +192,6 @@ impl Election {
         } else {
             peers.members.get(node).is_some_and(|peer| !peer.state.unable.contains(&vip))
         }
-    }
-
-    pub(super) fn unable<'a>(&'a self, peers: &'a Peers) -> UnableNodes<'a> {
-        let others = peers.members.iter().map(|(name, peer)| (name, &peer.state.unable));
-        let all = others.chain([(&self.local, &self.availability.unable)]);
-        UnableNodes(all.filter(|(_, unable)| !unable.is_empty()).collect())
     }
 
     /// Begins to take over the VIPs without a leader that are this node's turn.
@@ -294,15 +267,14 @@ impl Election {
         let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
         // This node will soon lead what it is about to take.
         placement.add(&self.local, taking);
-        let unable = self.unable(peers);
         let turn = |(vip, why)| {
             let since = self.states.get(&vip)?.takeable_since.unwrap_or(now);
             let turn = usize::try_from(now.saturating_sub(since).as_millis() / TURN.as_millis()).unwrap_or(usize::MAX);
             // No other node can take this node's own VIP again.
             let mine = if why == Why::Resumed {
-                self.may_lead(vip) && !unable.includes(&self.local, vip)
+                self.may_lead(vip) && self.is_able(&self.local, vip, peers)
             } else {
-                placement.place(vip, turn, |node| !unable.includes(node, vip)) == Some(&self.local)
+                placement.place(vip, turn, |node| self.is_able(node, vip, peers)) == Some(&self.local)
             };
             Some((vip, mine))
         };

@@ -175,26 +175,13 @@ impl VipState {
     }
 
     pub(super) fn leadership(&self, local: &NodeName) -> Leadership {
-        let role = self.role;
-        match (&self.own, &self.known) {
-            (Some(own), _) => Leadership {
-                role,
-                leader: Some(local.clone()),
-                epoch: own.epoch,
-                since: own.since,
-                why: Some(own.why.clone()),
-                answered: false,
-            },
-            (None, Some(known)) => Leadership {
-                role,
-                leader: Some(known.node.clone()),
-                epoch: known.epoch,
-                since: known.since,
-                why: known.why.clone(),
-                answered: self.answered,
-            },
-            (None, None) => Leadership { role, leader: None, epoch: 0, since: self.since, why: None, answered: false },
-        }
+        let (leader, epoch, since, why) = match (&self.own, &self.known) {
+            (Some(own), _) => (Some(local), own.epoch, own.since, Some(&own.why)),
+            (None, Some(known)) => (Some(&known.node), known.epoch, known.since, known.why.as_ref()),
+            (None, None) => (None, 0, self.since, None),
+        };
+        let (leader, why) = (leader.cloned(), why.cloned());
+        Leadership { role: self.role, leader, epoch, since, why, answered: self.answered }
     }
 
     /// Begins a leadership. With the role [`Role::Detecting`] the LAN is asked before the node

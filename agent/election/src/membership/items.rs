@@ -308,25 +308,13 @@ impl State {
         match item {
             Item::Ready(ready) => self.ready = ready,
             Item::Draining(draining) => self.draining = draining,
-            Item::Claim { vip, epoch, why } => {
-                self.claims.insert(vip, Claimed { epoch, why, since: now });
-            }
-            Item::Unable(vip) => {
-                self.unable.insert(vip);
-            }
-            Item::Mac { segment, mac } => {
-                self.macs.insert(segment, mac);
-            }
-            Item::Health { probed, up } => {
-                self.health.insert(probed, up);
-            }
-            Item::Address(address) => {
-                self.addresses.insert(address);
-            }
+            Item::Claim { vip, epoch, why } => drop(self.claims.insert(vip, Claimed { epoch, why, since: now })),
+            Item::Unable(vip) => drop(self.unable.insert(vip)),
+            Item::Mac { segment, mac } => drop(self.macs.insert(segment, mac)),
+            Item::Health { probed, up } => drop(self.health.insert(probed, up)),
+            Item::Address(address) => drop(self.addresses.insert(address)),
             Item::Agent(agent) => self.agent = Some(agent),
-            Item::Reach { address, reach } => {
-                self.reach.insert(address, reach);
-            }
+            Item::Reach { address, reach } => drop(self.reach.insert(address, reach)),
             Item::Hashing(hashing) => self.hashing = hashing,
             Item::Lapsed => self.lapsed = true,
             Item::Store(store) => self.store = Some(store),
@@ -338,24 +326,12 @@ impl State {
             ItemKey::Agent => self.agent = None,
             ItemKey::Ready => self.ready = false,
             ItemKey::Draining => self.draining = false,
-            ItemKey::Claim(vip) => {
-                self.claims.remove(vip);
-            }
-            ItemKey::Unable(vip) => {
-                self.unable.remove(vip);
-            }
-            ItemKey::Mac(segment) => {
-                self.macs.remove(segment);
-            }
-            ItemKey::Health(probed) => {
-                self.health.remove(probed);
-            }
-            ItemKey::Address(address) => {
-                self.addresses.remove(address);
-            }
-            ItemKey::Reach(address) => {
-                self.reach.remove(address);
-            }
+            ItemKey::Claim(vip) => drop(self.claims.remove(vip)),
+            ItemKey::Unable(vip) => drop(self.unable.remove(vip)),
+            ItemKey::Mac(segment) => drop(self.macs.remove(segment)),
+            ItemKey::Health(probed) => drop(self.health.remove(probed)),
+            ItemKey::Address(address) => drop(self.addresses.remove(address)),
+            ItemKey::Reach(address) => drop(self.reach.remove(address)),
             ItemKey::Hashing => self.hashing = HashingInfo::default(),
             ItemKey::Lapsed => self.lapsed = false,
             ItemKey::Store => self.store = None,

@@ -213,18 +213,14 @@ impl Sealer {
         let Some(Plaintext { sender, message }) = Plaintext::parse(&plaintext) else {
             return Opened::Nothing { reason: Unopened::Malformed, key: None, sender: None };
         };
-        let refusal = if sender == self.local {
-            Some(Unopened::Namesake)
+        let opened = if sender == self.local {
+            Err(Unopened::Namesake)
         } else {
             match origin(&sender, from) {
-                SenderCheck::Expected => None,
-                SenderCheck::WrongAddress => Some(Unopened::WrongAddress),
-                SenderCheck::UnknownNode => Some(Unopened::Stranger),
+                SenderCheck::Expected => self.take(&header, &sender, message, from, now),
+                SenderCheck::WrongAddress => Err(Unopened::WrongAddress),
+                SenderCheck::UnknownNode => Err(Unopened::Stranger),
             }
-        };
-        let opened = match refusal {
-            Some(reason) => Err(reason),
-            None => self.take(&header, &sender, message, from, now),
         };
         opened.unwrap_or_else(|reason| Opened::Nothing { reason, key: None, sender: Some(sender) })
     }
