@@ -285,7 +285,7 @@ impl Election {
             self.preference(candidate, peers).filter(|_| self.is_able(&candidate.node, vip, peers))
         };
         let Some(candidates) = self.wanted.get(&vip) else { return false };
-        let own = candidates.iter().find(|candidate| candidate.node == self.local).and_then(preference);
+        let own = self.candidate(vip, &self.local).and_then(preference);
         let mut others = candidates.iter().filter(|candidate| candidate.node != self.local).filter_map(preference);
         others.any(|other| own.is_none_or(|own| other.precedes(own)))
     }
@@ -398,7 +398,7 @@ impl Election {
     fn set_wanted(&mut self, wanted: Arc<BTreeMap<Vip, Candidates>>, now: Duration) {
         if !self.fence.is_informed() && !self.surveys.ended && !self.surveys.under_way {
             self.survey();
-            self.read_own_record();
+            self.read_own_record(None);
         }
         self.fence.inform();
         self.schedule.dirty = true;

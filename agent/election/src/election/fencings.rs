@@ -59,12 +59,12 @@ struct Fencing {
 
 /// What the record of another node is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Aim {
+pub(super) enum Aim {
     /// To know its promise.
     Know,
     /// To fence it if it does not answer.
     Challenge,
-    /// To fence it at once: a majority takes its VIPs.
+    /// To fence it at once: a majority takes its VIPs, and waits for nothing.
     Displace,
 }
 
@@ -163,50 +163,24 @@ impl Fencings {
 }
 
 impl Election {
-    /// Begins to fence nodes, with time to answer. Called again and again as long as VIPs wait for it.
-    pub(super) fn challenge(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
-        for node in nodes {
-            self.begin_fencing(&node, Aim::Challenge, now);
-        }
-        self.continue_fencing(peers, now);
-    }
-
-    /// Reads the records of nodes, to know their promises.
-    pub(super) fn read_promises(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
-        for node in nodes {
-            self.begin_fencing(&node, Aim::Know, now);
-        }
-        self.continue_fencing(peers, now);
-    }
-
-    /// Begins to fence nodes whose VIPs a majority takes. Nobody waits for it.
-    pub(super) fn displace(&mut self, nodes: BTreeSet<NodeName>, peers: &Peers, now: Duration) {
-        for node in nodes {
-            let is_alive = peers.members.get(&node).is_some_and(|peer| peer.status.is_alive());
-            if node != self.local && !is_alive {
-                self.begin_fencing(&node, Aim::Displace, now);
-            }
-        }
-        self.continue_fencing(peers, now);
-    }
-
-    fn begin_fencing(&mut self, node: &NodeName, aim: Aim, now: Duration) {
-        let begins = match self.fencings.nodes.get_mut(node) {
-            None => true,
-            Some(fencing) => {
+    /// Begins to read the records of nodes for an aim. Called again and again as long as VIPs wait for it.
+    pub(super) fn read_records(&mut self, nodes: BTreeSet<NodeName>, aim: Aim, peers: &Peers, now: Duration) {
+        let is_alive = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.status.is_alive());
+        for node in nodes.into_iter().filter(|node| *node != self.local && !is_alive(node)) {
+            let begins = self.fencings.nodes.get_mut(&node).is_none_or(|fencing| {
                 fencing.aim = fencing.aim.max(aim);
-                match fencing.stage {
-                    FencingStage::Fenced { until } | FencingStage::Pause { until } => now >= until,
-                    _ => false,
-                }
+                let (FencingStage::Fenced { until } | FencingStage::Pause { until }) = fencing.stage else {
+                    return false;
+                };
+                now >= until
+            });
+            if begins {
+                self.commands.push(Command::ReadRecord(node.clone()));
+                let stage = FencingStage::Read { challenged: false };
+                self.fencings.nodes.insert(node, Fencing { stage, aim, began: now });
             }
-        };
-        if begins {
-            self.fencings
-                .nodes
-                .insert(node.clone(), Fencing { stage: FencingStage::Read { challenged: false }, aim, began: now });
-            self.commands.push(Command::ReadRecord(node.clone()));
         }
+        self.continue_fencing(peers, now);
     }
 
     /// Fences the nodes that had time to answer, and forgets those that are alive.

@@ -29,7 +29,7 @@ pub(super) struct LeaderIndex {
     /// The leaders of the others.
     leaders: BTreeMap<Vip, NodeName>,
     /// The number of VIPs that each node leads.
-    loads: BTreeMap<NodeName, u64>,
+    pub(super) loads: BTreeMap<NodeName, u64>,
     /// The preferences of all candidates; `None`: they must be computed again.
     pub(super) preferences: Option<Preferences>,
 }
@@ -120,11 +120,6 @@ impl LeaderIndex {
         let all = self.claimants.get(&vip).into_iter().flatten().filter_map(claimed);
         let known = all.filter(|(_, claim)| claim.epoch <= Lease::MAX_EPOCH);
         known.max_by(|(one, a), (other, b)| a.epoch.cmp(&b.epoch).then_with(|| other.cmp(one)))
-    }
-
-    /// Returns the number of VIPs that each node leads.
-    pub(super) const fn loads(&self) -> &BTreeMap<NodeName, u64> {
-        &self.loads
     }
 
     /// Records the leader of a wanted VIP.

@@ -123,7 +123,7 @@ impl Election {
         let mut plan = TransferPlan::default();
         let Some(preferences) = &self.index.preferences else { return plan };
         let preference = |candidate: &Candidate| self.preference(candidate, peers);
-        let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
+        let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, &self.index.loads);
         let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
         for &vip in led {
             let Some(state) = self.states.get(&vip).filter(|state| state.operation.is_none()) else { continue };
@@ -133,7 +133,7 @@ impl Election {
                 continue;
             }
             let able = |node: &NodeName| self.is_able(node, vip, peers);
-            let own = self.wanted.get(&vip).and_then(|all| all.iter().find(|candidate| candidate.node == self.local));
+            let own = self.candidate(vip, &self.local);
             let Some(best) = placement.best(vip, able) else {
                 let lossy = self.availability.lossy.contains(&vip);
                 plan.forbidden.extend((own.is_none() || lossy).then_some(vip));
@@ -147,7 +147,7 @@ impl Election {
             // The bound is for all VIPs of a node, and a score for those of one pool: a VIP that moved to a
             // lower score for balance would come back.
             let least = if must { 0 } else { own.map_or(0, |own| own.score) };
-            let scores = |node: &NodeName| least == 0 || self.score(vip, node) >= least;
+            let scores = |node: &NodeName| least == 0 || self.candidate(vip, node).is_some_and(|of| of.score >= least);
             let successor = placement.place(vip, 0, |node| *node != self.local && able(node) && scores(node));
             let Some(successor) = successor.filter(|node| must || placement.has_room(node)) else { continue };
             spare -= u64::from(!must);
@@ -155,16 +155,6 @@ impl Election {
             plan.transfers.push(Transfer { vip, successor: successor.clone(), must });
         }
         plan
-    }
-
-    /// Returns the score of a node for a VIP.
-    fn score(&self, vip: Vip, node: &NodeName) -> u32 {
-        let candidates = self.wanted.get(&vip).map(|candidates| &**candidates);
-        candidates
-            .into_iter()
-            .flatten()
-            .find(|candidate| candidate.node == *node)
-            .map_or(0, |candidate| candidate.score)
     }
 
     /// Begins transfers: at most `batch` a second of those that need not be.
@@ -230,7 +220,7 @@ impl Election {
         }
         let AbilityToLead { unable, draining, .. } = &self.availability;
         // A peer may not have read yet that this node's object is gone, and would get the VIP back at once.
-        let can = !unable.contains(&vip) && !draining && self.may_lead(vip);
+        let can = !unable.contains(&vip) && !draining && self.candidate(vip, &self.local).is_some();
         match (self.state_of(vip, now), *message) {
             (Some((state, mut cx)), message) => state.receive(from, message, can, &mut cx),
             (None, ElectionMessage::Take { vip, epoch }) => self.decline_unknown(vip, epoch, from, now),

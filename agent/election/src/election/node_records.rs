@@ -106,12 +106,9 @@ fn back_off(node: &NodeName, failures: u32) -> Duration {
 }
 
 impl Election {
-    /// Reads this node's record, to find out whether there is one and what others wrote.
-    pub(super) fn read_own_record(&mut self) {
-        self.begin_read(None);
-    }
-
-    fn begin_read(&mut self, promise: Option<Duration>) {
+    /// Reads this node's record, to find out whether there is one and what others wrote. It is evidence for
+    /// `promise`, at most.
+    pub(super) fn read_own_record(&mut self, promise: Option<Duration>) {
         if self.record.operation.is_none() {
             self.record.operation = Some(OwnOperation::Read { promise });
             self.commands.push(Command::ReadRecord(self.local.clone()));
@@ -185,7 +182,7 @@ impl Election {
         let evidence = (!self.has_answers(peers, now)).then_some(promise);
         let suffices = self.record.confirmed >= Some(promise) && !retracts;
         if self.record.unread || suffices {
-            return self.begin_read(evidence);
+            return self.read_own_record(evidence);
         }
         // The kernel may still answer by a longer one.
         let written = if retracts { promise } else { promise.max(self.record.promise) };
@@ -278,7 +275,7 @@ impl Election {
     pub(super) fn record_changed(&mut self, node: &NodeName, record: Option<&NodeRecord>, now: Duration) {
         let Some(record) = record else {
             if *node == self.local {
-                self.read_own_record();
+                self.read_own_record(None);
             } else {
                 self.fencings.forget(node);
             }
@@ -288,7 +285,7 @@ impl Election {
             // An operation that is under way finds out by itself. What this node wrote says nothing.
             let is_own = record.content.standing == RecordStanding::Confirmed;
             if self.record.operation.is_none() && !is_own && self.record.version.as_ref() != Some(&record.version) {
-                self.read_own_record();
+                self.read_own_record(None);
             }
             return;
         }

@@ -5,6 +5,7 @@ use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 
 use super::{
     Command, Election,
+    fencings::Aim,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
     takeover_guard::{CLAIMLESS, SETTLE, Takeover},
@@ -179,10 +180,9 @@ impl Election {
         Some(Preference { excluded: *excluded, leaving, readiness, score: Reverse(*score) })
     }
 
-    /// Returns whether this node is a candidate for a VIP.
-    pub(super) fn may_lead(&self, vip: Vip) -> bool {
-        let candidates = self.wanted.get(&vip);
-        candidates.is_some_and(|candidates| candidates.iter().any(|candidate| candidate.node == self.local))
+    /// Returns a node as a candidate for a VIP; `None`: it is none.
+    pub(super) fn candidate(&self, vip: Vip, node: &NodeName) -> Option<&Candidate> {
+        self.wanted.get(&vip)?.iter().find(|candidate| candidate.node == *node)
     }
 
     /// Returns whether a node can announce a VIP.
@@ -214,7 +214,7 @@ impl Election {
             }
         }
         if peers.majority {
-            self.displace(leaders, peers, now);
+            self.read_records(leaders, Aim::Displace, peers, now);
         }
     }
 
@@ -253,8 +253,8 @@ impl Election {
                 Takeover::Granted { why, .. } => granted.push((vip, why)),
             }
         }
-        self.read_promises(unread, peers, now);
-        self.challenge(unfenced, peers, now);
+        self.read_records(unread, Aim::Know, peers, now);
+        self.read_records(unfenced, Aim::Challenge, peers, now);
         (granted, taking)
     }
 
@@ -264,7 +264,7 @@ impl Election {
             return Vec::new();
         };
         let preference = |candidate: &Candidate| self.preference(candidate, peers);
-        let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
+        let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, &self.index.loads);
         // This node will soon lead what it is about to take.
         placement.add(&self.local, taking);
         let turn = |(vip, why)| {
@@ -272,7 +272,7 @@ impl Election {
             let turn = usize::try_from(now.saturating_sub(since).as_millis() / TURN.as_millis()).unwrap_or(usize::MAX);
             // No other node can take this node's own VIP again.
             let mine = if why == Why::Resumed {
-                self.may_lead(vip) && self.is_able(&self.local, vip, peers)
+                self.candidate(vip, &self.local).is_some() && self.is_able(&self.local, vip, peers)
             } else {
                 placement.place(vip, turn, |node| self.is_able(node, vip, peers)) == Some(&self.local)
             };
