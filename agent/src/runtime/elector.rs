@@ -280,7 +280,7 @@ impl Elector {
     pub(super) fn publish(&self, item: membership::Item) -> Result<(), KernelError> {
         let now = boottime()?;
         if let Err(full) = self.shared.lock().publish(item, now) {
-            self.full_log.log(&full);
+            self.full_log.log(full);
         }
         self.shared.outgoing.notify_one();
         Ok(())
@@ -459,7 +459,7 @@ impl NodeIo for AgentIo<'_> {
     }
 
     fn note_full(&mut self, full: Full) {
-        self.full_log.log(&full);
+        self.full_log.log(full);
     }
 }
 
@@ -468,11 +468,11 @@ impl NodeIo for AgentIo<'_> {
 struct FullLog(Mutex<LogLimit>);
 
 impl FullLog {
-    fn log(&self, full: &Full) {
+    fn log(&self, full: Full) {
         let (now, mut limit) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
         limit.end(now);
         if limit.take(now) {
-            tracing::error!(error = full as &dyn std::error::Error, "cannot publish everything to peers");
+            tracing::error!(error = &full as &dyn std::error::Error, "cannot publish everything to peers");
         }
     }
 }

@@ -153,10 +153,12 @@ impl VipState {
     }
 
     /// Returns why this node may take a VIP that nobody claims, while the store does not answer; `None`: it may
-    /// not. A majority must have seen its leader's end, and confirmed that since the store was asked.
+    /// not. A majority must have seen its leader's end, and confirmed that since the store was asked. If it has no
+    /// leader, a majority must have answered since.
     fn reason_without_store(&self, peers: &Peers, cx: &Context<'_>) -> Option<Why> {
         let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
-        let confirmed = leader.is_none_or(|leader| is_confirmed(leader, peers, self.operating_since));
+        let is_fresh = peers.evidence >= Some(self.operating_since);
+        let confirmed = leader.map_or(is_fresh, |leader| is_confirmed(leader, peers, self.operating_since));
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
             Takeover::Granted { why, witnessed: true } if peers.majority && cx.able && confirmed => Some(why),
             _ => None,
