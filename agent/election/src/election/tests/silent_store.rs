@@ -31,6 +31,19 @@ fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer(
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
+/// Others may lead the VIP since.
+#[test]
+fn who_has_no_evidence_since_it_asked_the_store_takes_no_vip_without_a_leader() {
+    let mut bench = Bench::ready();
+    bench.said();
+    bench.peers.evidence = bench.now.checked_sub(ms(1));
+    bench.later(ms(20)).give(stored(LeaseOutcome::Unavailable));
+    assert_eq!(bench.said(), [""; 0]);
+    bench.peers.evidence = Some(bench.now);
+    bench.later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), ["claim 1", "lead 1: nobody led it, and the Leases could not be read"]);
+}
+
 /// Not all members are asked, so nobody says that a majority considers the leader down.
 #[test]
 fn in_a_large_cluster_evidence_since_the_store_was_asked_is_enough() {
