@@ -432,6 +432,8 @@ impl VipState {
                 // Who answers for this node's own VIP may have no agent any more, and stop soon.
                 let pause = match why {
                     Why::Resumed => SOON,
+                    // It is heard again, and may end before the LAN would be asked once more.
+                    _ if is_claimed(cx.vip, peers) => QUICKLY,
                     // Its deadline may not have passed yet, or it transfers the VIP now.
                     _ if is_deleted && !self.answered => ASK_DELETED,
                     _ => ASK_AGAIN,

@@ -142,6 +142,10 @@ impl VipState {
             self.floor = self.epoch();
             self.set_known(node.clone(), epoch, Some(why), since);
         }
+        if self.answered {
+            // Its leader is known again, and may end before the LAN would be asked once more.
+            self.not_before = Duration::ZERO;
+        }
         self.forget_takeover();
     }
 
