@@ -228,6 +228,29 @@ fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
 }
 
 #[test]
+fn a_holder_that_answered_on_the_lan_and_came_back_is_followed_at_once_when_it_ends() {
+    for comes_back_first in [false, true] {
+        let mut bench = Bench::following();
+        bench.falls("b", MemberStatus::Down);
+        bench.peers.majority = false;
+        bench.ticks(1).fence("b").give(read(Some(lease("b", 4, "v4"))));
+        assert_eq!(bench.said(), ["read", "ask the LAN"]);
+        if comes_back_first {
+            bench.falls("b", MemberStatus::Alive);
+            bench.give(Input::Peers);
+        }
+        bench.give(probed(AddressOwner::Peer));
+        bench.falls("b", MemberStatus::Alive);
+        bench.peers.majority = true;
+        bench.give(Input::Peers).ticks(3);
+        assert_eq!(bench.said(), [""; 0]);
+        bench.falls("b", MemberStatus::Down);
+        bench.give(Input::Peers).ticks(4);
+        assert_eq!(bench.said(), ["read", "claim 5", "lead 5: b was down"], "{comes_back_first}");
+    }
+}
+
+#[test]
 fn a_holder_that_acted_after_it_was_declared_down_is_looked_for_on_the_lan() {
     let mut bench = Bench::following();
     bench.falls("c", MemberStatus::Down);
