@@ -368,7 +368,7 @@ impl Election {
             local: &self.local,
             started: self.started,
             led_at_start: &self.led_at_start,
-            back: self.fence.back(),
+            back: self.fence.back(now),
             lease: self.settings.lease,
             stores_differ: self.stores_differ,
             fencings: &self.fencings,

@@ -21,7 +21,7 @@ impl Lease {
     /// The greatest epoch of a Lease: `spec.leaseTransitions` is a signed number of 32 bits.
     pub const MAX_EPOCH: u64 = i32::MAX as u64;
     /// The greatest epoch that a Lease is read with. With a change of the leader each second, agents need 34 years
-    /// to write it. Somebody else wrote a greater one, and soon none could follow.
+    /// to write it. A greater one was written by hand, and soon none could follow.
     pub const MAX_CREDIBLE: u64 = 1 << 30;
 }
 

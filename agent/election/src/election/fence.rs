@@ -76,9 +76,9 @@ impl Fence {
         self.informed
     }
 
-    /// Returns since when there is evidence without a gap.
-    pub(super) const fn back(&self) -> Duration {
-        self.back
+    /// Returns since when there is evidence without a gap; `now`: there is none.
+    pub(super) fn back(&self, now: Duration) -> Duration {
+        if self.is_open(now) { self.back } else { now }
     }
 
     /// Notes that the wanted VIPs were given.

@@ -180,7 +180,7 @@ impl VipState {
         self.end_assurance(cx);
     }
 
-    /// Forgets the announcements that are decided, and reports those that a peer denies. Returns whether there
+    /// Forgets the announcements that are decided, and reports the announcements that a peer denies. Returns whether there
     /// is such a one, and one that may be a peer's own.
     fn settle(&mut self, peers: &Peers, cx: &mut Context<'_>) -> (bool, bool) {
         let (mut denied, mut possible) = (false, false);

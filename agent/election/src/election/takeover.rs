@@ -102,7 +102,7 @@ impl Election {
     fn continue_own(&mut self, peers: &Peers, now: Duration) {
         let own: Vec<_> = self.index.own.iter().copied().collect();
         let (mut announced, mut assured) = (false, false);
-        let (stores_differ, back) = (self.stores_differ, self.fence.back());
+        let (stores_differ, back) = (self.stores_differ, self.fence.back(now));
         for vip in own {
             let rival = self.index.claim(vip).and_then(|(node, _)| peers.members.get(node));
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };

@@ -8,7 +8,8 @@
 //!   [`HEARTBEAT`](crate::HEARTBEAT) plus [`LEASE`](crate::LEASE), and a hundredth for clocks that
 //!   differ. If the parts of a LAN came together while gossip did not, it ends with the next
 //!   announcement, however late.
-//! - *Somebody answers*, and clients do not send to a machine that is gone. While the networks are whole and the store answers, each VIP has an answer
+//! - *A node answers*, and clients do not send to a machine that is gone. While the networks are whole and the
+//!   store answers, each VIP has an answer
 //!   within [`Promise::answer`] of the last fault, if a majority of the nodes has run for
 //!   [`SETTLED`]. With fewer nodes, or after a cold start, it has one within [`COLD`]: it takes 3 s
 //!   until a node that is not heard of counts as silent. Without a store only a majority that knows

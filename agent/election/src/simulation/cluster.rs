@@ -177,7 +177,7 @@ impl Cluster {
         at.agent.is_some() && at.paused.is_none() && at.object != NodeObject::Deleted && self.network.is_on(node)
     }
 
-    /// Returns the nodes that should lead: those that can, without unstable ones if there are others.
+    /// Returns the nodes that should lead: all that can, without unstable ones if there are others.
     pub(super) fn foremost(&self) -> Vec<usize> {
         let there = || (0..self.nodes.len()).filter(|node| self.is_there(*node));
         let is_stable = |agent: &Agent| !agent.executor.election().is_unstable();

@@ -149,7 +149,7 @@ impl Scenario {
         Self::Stutter,
     ];
 
-    /// Those that also run with a store of each node's own.
+    /// The scenarios that also run with a store of each node's own.
     pub const OWN_STORES: [Self; 9] = [
         Self::Crash,
         Self::Pause,

@@ -250,6 +250,23 @@ fn a_holder_that_answered_on_the_lan_and_came_back_is_followed_at_once_when_it_e
     }
 }
 
+/// What it knows of the holder is from before it stood still itself.
+#[test]
+fn who_stood_still_since_does_not_take_over_from_a_holder_that_had_lapsed() {
+    for (stands_still, expected) in [(false, vec!["swap v4 for 5"]), (true, vec![])] {
+        let mut bench = Bench::following();
+        bench.ticks(20);
+        bench.peer("b").state.lapsed = true;
+        bench.give(Input::Peers);
+        assert_eq!(bench.said(), ["read"]);
+        if stands_still {
+            bench.later(LEASE).give(Input::Tick { carrier: true }).said();
+        }
+        bench.give(read(Some(lease("b", 4, "v4"))));
+        assert_eq!(bench.said(), expected);
+    }
+}
+
 #[test]
 fn a_holder_that_acted_after_it_was_declared_down_is_looked_for_on_the_lan() {
     let mut bench = Bench::following();
