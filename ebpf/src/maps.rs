@@ -178,6 +178,8 @@ pub(crate) struct Workspace {
     pub(crate) otherwise: Cell<u32>,
     /// 1: a record in the reserve translates the same replies.
     pub(crate) collides: Cell<u32>,
+    /// A copy of an entry of [`SERVICES`].
+    pub(crate) service: Cell<ServiceValue>,
     pub(crate) fragment_key: UnsafeCell<FragmentKey>,
     pub(crate) fragment: UnsafeCell<FragmentValue>,
 }

@@ -13,7 +13,7 @@ use crate::{
     client,
     flow::{Target, newest_generation},
     known::Source,
-    maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES},
+    maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES, Workspace, copy},
     vip,
     wire::opaque,
 };
@@ -22,7 +22,7 @@ use crate::{
 /// be replaced at any time.
 #[inline(always)]
 pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropReason> {
-    let mut claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
+    let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
     if let Some(element) = SERVICE_INDEX.get_ptr(claim.index()) {
         // SAFETY: words of a map value.
         let word = |number| unsafe { ptr::read_volatile(element.cast::<u64>().add(number)) };
@@ -34,19 +34,22 @@ pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropR
             return Ok(ServiceValue { affinity, ..service });
         }
     }
-    // SAFETY: a map value, which is always one of some Service. Its element is another Service's if the
-    // agent writes this key and then that one on one CPU between the lookup and the copy, which are some
-    // nanoseconds apart. Only Services without a place in the index are looked up here. (To copy again, as
-    // `maps::copy`, doubles what the verifier checks, and another lookup alone exceeds the stack.)
-    if let Some(service) = unsafe { SERVICES.get(claim) } {
-        return Ok(*service);
+    let has_copy = |port: u16| service_copy(claim.vip, port.into(), claim.protocol.into()) != 0;
+    if !has_copy(claim.port) && !(vip.has_all_ports() && has_copy(0)) {
+        return Err(DropReason::NoService);
     }
-    if vip.has_all_ports() {
-        claim.port = 0;
-        // SAFETY: as above.
-        return unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService);
-    }
-    Err(DropReason::NoService)
+    Workspace::get().map(|workspace| workspace.service.get()).ok_or(DropReason::NoService)
+}
+
+/// Copies the value of an entry of `SERVICES` into the workspace. Returns 0 if there is no entry. The verifier
+/// checks this function on its own, since the value and two lookups need more stack than its callers have.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn service_copy(vip: u32, port: u32, protocol: u32) -> u32 {
+    let claim = ServiceKey { vip, port: port as u16, protocol: protocol as u8, padding: 0 };
+    let (Some(value), Some(workspace)) = (copy(&SERVICES, &claim), Workspace::get()) else { return 0 };
+    workspace.service.set(value);
+    1
 }
 
 /// Returns the state that holds for all flows of the Service port.
