@@ -178,6 +178,17 @@ impl VipState {
         self.operation.take_if(|operation| matches!(operation, LeaseOperation::CheckRead | LeaseOperation::CheckSwap));
     }
 
+    /// Reads the Lease anew for a takeover that waits for the store's answer since before this node was cut off. The
+    /// Lease may be its own by now, and no other node takes it for a while.
+    pub(super) fn read_anew(&mut self, cx: &mut Context<'_>) {
+        let is_waiting = |operation: &mut LeaseOperation| {
+            matches!(operation, LeaseOperation::TakeoverRead | LeaseOperation::TakeoverSwap { .. })
+        };
+        if self.operation.take_if(is_waiting).is_some() {
+            self.attempt(LeaseOperation::TakeoverRead, cx);
+        }
+    }
+
     /// Begins no operation for a while.
     fn pause(&mut self, time: Duration, cx: &mut Context<'_>) {
         self.not_before = cx.now + time;

@@ -228,6 +228,7 @@ impl Election {
         let met = self.has_met_all(peers, now);
         let ready_for_own = met && (settled || self.surveys.ended);
         let leaderless: Vec<Vip> = self.index.leaderless.iter().copied().collect();
+        let (open, back) = (self.fence.is_open(now), self.fence.back(now));
         let (mut granted, mut taking) = (Vec::new(), 0);
         let (mut unfenced, mut unread) = (BTreeSet::new(), BTreeSet::new());
         for vip in leaderless {
@@ -239,6 +240,9 @@ impl Election {
                 continue;
             }
             if state.operation.is_some() {
+                if open && state.operating_since < back {
+                    state.read_anew(&mut cx);
+                }
                 state.hedge(peers, &mut cx);
                 taking += 1;
                 continue;

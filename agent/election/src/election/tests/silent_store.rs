@@ -222,6 +222,22 @@ fn a_swap_that_is_not_answered_was_written_or_is_written_again() {
 }
 
 #[test]
+fn a_node_that_was_cut_off_in_a_takeover_reads_the_lease_anew_when_it_is_back() {
+    let mut bench = waiting_for_the_store();
+    bench.give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said(), ["swap v4 for 5"]);
+    bench.later(LEASE).tick();
+    bench.said();
+    bench.want(&["a"]);
+    bench.ticks(1).later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+    bench.give(read(Some(lease("a", 5, "v5"))));
+    assert_eq!(bench.said(), ["ask the LAN"]);
+    bench.give(probed(AddressOwner::Nobody)).give(swapped("v6"));
+    assert_eq!(bench.said().last().map(String::as_str), Some("lead 6: it led it before, and came back in time"));
+}
+
+#[test]
 fn a_silent_store_allows_nothing_where_the_last_leader_is_not_known() {
     let mut bench = Bench::ready();
     bench.ticks(30);
