@@ -83,7 +83,7 @@ fn open(node: &Node, address: Ipv4Addr) -> Result<File> {
         // SAFETY: all fields of the C struct may be zero.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (place, byte) in request.ifr_name.iter_mut().zip(TUNNEL.bytes()) {
-            *place = byte.cast_signed();
+            *place = libc::c_char::from_ne_bytes([byte]);
         }
         request.ifr_ifru.ifru_flags = i16::try_from(libc::IFF_TUN | libc::IFF_NO_PI)?;
         // SAFETY: the request is valid during the call.
