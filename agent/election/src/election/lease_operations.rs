@@ -27,6 +27,8 @@ const LATER: Duration = Duration::from_secs(1);
 /// The time after which a node waits for the store no longer, if the peers suffice to decide. A
 /// store that swallows requests would hold it up for seconds.
 pub(super) const HEDGE: Duration = Duration::from_millis(100);
+/// The greatest age of the answers by which a node decides without the store. Peers are asked each [`HEARTBEAT`].
+const LATELY: Duration = Duration::from_millis(120);
 /// The pause after which the LAN is asked once more whether a leader without a Node object answers.
 const ASK_DELETED: Duration = Duration::from_millis(500);
 /// The pause after which the LAN is asked again for an address that has another owner.
@@ -154,13 +156,17 @@ impl VipState {
 
     /// Returns why this node may take a VIP that nobody claims, while the store does not answer; `None`: it may
     /// not. A majority must have seen its leader's end, and confirmed that since the store was asked. If it has no
-    /// leader, a majority must have answered since.
+    /// leader, a majority must have answered since. It must have answered lately, too: while this node stood still,
+    /// another one may have taken the VIP.
     fn reason_without_store(&self, peers: &Peers, cx: &Context<'_>) -> Option<Why> {
         let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
         let is_fresh = peers.evidence >= Some(self.operating_since);
         let confirmed = leader.map_or(is_fresh, |leader| is_confirmed(leader, peers, self.operating_since));
+        let is_lately = peers.evidence >= cx.now.checked_sub(LATELY);
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
-            Takeover::Granted { why, witnessed: true } if peers.majority && cx.able && confirmed => Some(why),
+            Takeover::Granted { why, witnessed: true } if peers.majority && is_lately && cx.able && confirmed => {
+                Some(why)
+            }
             _ => None,
         }
     }

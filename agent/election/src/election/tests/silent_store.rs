@@ -221,6 +221,16 @@ fn a_swap_that_is_not_answered_was_written_or_is_written_again() {
     }
 }
 
+/// Another node may have come back meanwhile, and lead by the Lease.
+#[test]
+fn a_node_that_stood_still_decides_nothing_by_answers_from_before() {
+    let mut bench = waiting_for_the_store();
+    bench.later(ms(140)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.later(ms(20)).tick();
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+}
+
 #[test]
 fn a_node_that_was_cut_off_in_a_takeover_reads_the_lease_anew_when_it_is_back() {
     let mut bench = waiting_for_the_store();
