@@ -1,20 +1,13 @@
 //! The verifier's work: far below its limit of a million instructions, so that no kernel refuses a program.
 
-use aya::util::KernelVersion;
-
 use crate::{as_root, case, fixture, pool};
 
 /// The most instructions that the verifier may walk through for one program.
 const MOST: u32 = 250_000;
-/// The same before Linux 6.2. Its verifier takes more numbers for exact, so fewer states look alike to it. Linux 6.1
-/// walks through 252,075 of `vipmux_new_ipv4_frags`.
-const MOST_BEFORE_6_2: u32 = 260_000;
 
 #[test]
 fn the_verifier_walks_through_few_instructions_of_each_program() {
     as_root(|| {
-        let is_old = KernelVersion::current().unwrap() < KernelVersion::new(6, 2, 0);
-        let most = if is_old { MOST_BEFORE_6_2 } else { MOST };
         for &buffers in case::kinds() {
             let loaded = pool::load_for(&fixture::state(), fixture::FLOWS, buffers).unwrap();
             let count = |program: &aya::programs::Program| program.info().ok()?.verified_instruction_count();
@@ -25,8 +18,8 @@ fn the_verifier_walks_through_few_instructions_of_each_program() {
                 return;
             }
             eprintln!("verified instructions, {buffers:?}: {counts:?}");
-            let excess: Vec<_> = counts.iter().filter(|(_, count)| *count > most).collect();
-            assert!(excess.is_empty(), "more than {most} verified instructions: {excess:?}");
+            let excess: Vec<_> = counts.iter().filter(|(_, count)| *count > MOST).collect();
+            assert!(excess.is_empty(), "more than {MOST} verified instructions: {excess:?}");
         }
     });
 }
