@@ -20,6 +20,7 @@
 //! - the source of objects, and the `pipeline` up to the serving state
 //! - the [`Monitor`] of interfaces and neighbors
 //! - the tasks that keep the NAT chain and the multicast groups
+//! - the task that attaches programs to interfaces
 //! - the gossip, the health probes, and the metrics server
 //!
 //! If one of them ends, the supervisor ends the agent.
@@ -29,6 +30,7 @@
 mod address_conflicts;
 mod announcement_failures;
 mod announcements;
+mod attach_task;
 mod bypass;
 mod conflict_events;
 mod cut_segments;
@@ -47,6 +49,7 @@ mod kernel;
 mod key_conflict;
 mod lasting;
 mod leadership_faults;
+mod link_kernel;
 mod liveness;
 mod log_limit;
 mod metrics_server;
@@ -75,6 +78,7 @@ use tokio::sync::mpsc;
 
 use self::{
     announcements::{Announcements, ProbeAnswers},
+    attach_task::Extent,
     bypass::Bypasses,
     cut_segments::{CutSegments, SegmentView},
     election_driver::ElectionDriver,
@@ -128,8 +132,8 @@ const PIN_CHECK: Duration = Duration::from_millis(500);
 enum Next {
     /// It waits for the next one.
     Wait,
-    /// It reconciles with the newest serving state and network.
-    Reconcile,
+    /// It reconciles with the newest serving state and network. `attach`: the interfaces, too.
+    Reconcile { attach: bool },
     /// It ends: the drain before a stop is over.
     Stop,
 }
@@ -145,15 +149,16 @@ impl Agent {
                 elector: &mut self.election.elector,
                 health: &mut self.health,
                 self_check: &mut self.self_check,
+                attach: &mut self.serving.attach,
             };
             let event = inputs.next(sources, &timers).await;
             match self.handle(event, &mut inputs, monitor)? {
                 Next::Wait => {}
-                Next::Reconcile => {
+                Next::Reconcile { attach } => {
                     let (state, network) = inputs.take();
                     // What an agent without pins attaches would be gone when it ends.
                     if !self.unloaded {
-                        self.reconcile(monitor, &state, &network)?;
+                        self.reconcile(monitor, &state, &network, attach)?;
                     }
                 }
                 Next::Stop => {
@@ -167,14 +172,15 @@ impl Agent {
 
     /// Passes an event to its component.
     fn handle(&mut self, event: Event, inputs: &mut Inputs, monitor: &Monitor) -> Result<Next, AgentError> {
-        let mut reconcile = false;
+        let (mut reconcile, mut attach) = (false, true);
         match event {
             Event::Heartbeat => {
                 let start = Instant::now();
+                self.check_pins()?;
                 reconcile = self.heartbeat(&inputs.links())?
-                    | self.check_pins()?
                     | self.check_segments(&inputs.links(), monitor)?
-                    | self.check_bypasses(monitor)?;
+                    | self.check_bypasses(monitor)?
+                    | self.serving.interfaces.check_attach(start);
                 inputs.end_heartbeat(start.elapsed());
                 if self.election.may_stop() {
                     return Ok(Next::Stop);
@@ -189,16 +195,24 @@ impl Agent {
             Event::AnnouncementDue => self.announcements.send_due(),
             Event::Stop => self.stop()?,
             Event::Changed => reconcile = true,
+            Event::Attached(attached) => {
+                let detached;
+                (reconcile, detached) = self.serving.finish_attach(attached)?;
+                (0..detached).for_each(|_| self.telemetry.meters.repaired("link"));
+                self.self_check.resume(&self.serving);
+                attach = false;
+            }
             Event::KernelRead(reading) => reconcile = self.self_check.finish(reading, &mut self.serving)?,
             Event::Query(query) => self.answer(query)?,
             Event::SelfCheckDue => self.self_check.begin(&self.serving),
         }
-        Ok(if reconcile { Next::Reconcile } else { Next::Wait })
+        Ok(if reconcile { Next::Reconcile { attach } } else { Next::Wait })
     }
 
     /// Returns when the components want an event. `now`: `CLOCK_BOOTTIME`.
     fn timers(&self, now: Duration) -> Timers {
-        let self_check = self.self_check.next().filter(|_| self.serving.is_ready() && !self.unloaded);
+        let is_idle = self.serving.is_ready() && !self.unloaded && self.serving.attach.kernel().is_some();
+        let self_check = self.self_check.next().filter(|_| is_idle);
         Timers {
             announcement: self.announcements.next().map(Into::into),
             retry: self.serving.retry_at().map(Into::into),
@@ -252,31 +266,26 @@ impl Agent {
     }
 
     /// Stops the agent, with a drain, if somebody removed the pins: nothing answers for its VIPs any
-    /// more. Returns whether to reconcile, since somebody detached programs.
-    fn check_pins(&mut self) -> Result<bool, AgentError> {
+    /// more. Has programs attached again that somebody detached.
+    fn check_pins(&mut self) -> Result<(), AgentError> {
+        let Some(kernel) = self.serving.attach.kernel() else { return Ok(()) };
         if self.unloaded || !self.serving.is_ready() {
-            return Ok(false);
+            return Ok(());
         }
         let now = boottime()?;
         if now.saturating_sub(self.pins_checked) < PIN_CHECK {
-            return Ok(false);
+            return Ok(());
         }
         self.pins_checked = now;
-        if !self.serving.kernel.has_pins() {
+        if !kernel.has_pins() {
             let path = self.serving.kernel.pins().root().display();
             tracing::error!(%path, "somebody removed vipmux from the kernel, giving up all VIPs and stopping");
             self.unloaded = true;
             self.telemetry.unloaded();
-            self.stop()?;
-            return Ok(false);
+            return self.stop();
         }
-        let detached = self.serving.kernel.detached()?;
-        for ifindex in &detached {
-            tracing::warn!(ifindex, "somebody detached a program, attaching it again");
-            self.telemetry.meters.repaired("link");
-            self.serving.forget_link(*ifindex);
-        }
-        Ok(!detached.is_empty())
+        self.serving.begin_attach(Extent::Detached);
+        Ok(())
     }
 
     /// Has other nodes on each segment asked, and finds out where this node has no path to them.
@@ -317,7 +326,10 @@ impl Agent {
     /// Finds the ports whose frames bypass the XDP program, and attaches it anew. Returns whether to
     /// reconcile.
     fn check_bypasses(&mut self, monitor: &Monitor) -> Result<bool, AgentError> {
-        if self.unloaded || !self.serving.is_ready() || !self.bypasses.take_due(boottime()?) {
+        if self.unloaded || !self.serving.is_ready() || self.serving.attach.kernel().is_none() {
+            return Ok(false);
+        }
+        if !self.bypasses.take_due(boottime()?) {
             return Ok(false);
         }
         monitor.count_frames(self.serving.interfaces.entrances());
@@ -326,10 +338,11 @@ impl Agent {
         let active = self.serving.kernel.take_activity().map_err(KernelError::from)?;
         let interfaces = &self.serving.interfaces;
         let remedies = self.bypasses.look(&frames, |port| interfaces.has(port, active));
-        let Serving { kernel, interfaces, .. } = &mut self.serving;
+        let Serving { attach, interfaces, .. } = &mut self.serving;
+        let Some(kernel) = attach.kernel_mut() else { return Ok(false) };
         let changed = interfaces.set_bypassed(kernel, self.bypasses.ports())?;
         for (port, remedy) in &remedies {
-            if self.serving.remedy_bypass(*port, *remedy)? {
+            if self.serving.remedy_bypass(*port, *remedy) {
                 self.telemetry.meters.repaired("link");
             }
         }

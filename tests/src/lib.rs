@@ -13,6 +13,7 @@
 //!   kubelet and containerd.
 //! - Failovers: [`failover`] is a cluster whose leader is about to fail. The bench compares it with
 //!   [`keepalived`].
+//! - Slow drivers: [`rtnl`] lets an agent wait for the kernel's lock of all interfaces.
 //! - [`mod@churn`] changes a cluster in a loop and looks for leaks.
 //! - [`frames`] and [`program`] are for the packet suite, [`mod@bench`] is for the bench.
 
@@ -56,6 +57,7 @@ pub mod requirement;
 pub mod resets;
 pub mod rights;
 pub mod router;
+pub mod rtnl;
 pub mod scrape;
 pub mod sctp;
 pub mod traffic;

@@ -225,13 +225,13 @@ impl Announcements {
         if let Some(speakers) = speakers {
             self.conflicts.observe(&speakers, &serving.interfaces.macs(), now);
         }
-        let kernel = &serving.kernel;
+        let (kernel, interfaces) = (&serving.kernel, &serving.interfaces);
         let leads = |vip| kernel.leads(vip);
         for vip in self.conflicts.defend(|mac| kernel.observed().is_peer(mac), leads, now) {
             self.announcer.defend(vip);
         }
         self.conflicts.report(leads, |conflict, owner| match owner {
-            None => describe(conflict, links, kernel.interface(conflict.ifindex).mac),
+            None => describe(conflict, links, interfaces.mac(conflict.ifindex)),
             Some(owner) => describe_forged(conflict, links, owner),
         });
         Ok(())

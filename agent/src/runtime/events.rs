@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use super::{
+    attach_task::{AttachTask, Attached},
     elector::Elector,
     peer_health::PeerHealth,
     pipeline::ServingState,
@@ -48,6 +49,8 @@ pub(super) enum Event {
     /// The serving state, the interfaces, the neighbors or the gossip keys changed, or it is time to
     /// try again.
     Changed,
+    /// The programs are attached to the interfaces, or an interface refused them.
+    Attached(Attached),
     /// A reading of the kernel ended.
     KernelRead(KernelReading),
     /// A request came by the socket.
@@ -70,6 +73,7 @@ pub(super) struct Sources<'a> {
     pub(super) elector: &'a mut Elector,
     pub(super) health: &'a mut PeerHealth,
     pub(super) self_check: &'a mut SelfCheck,
+    pub(super) attach: &'a mut AttachTask,
 }
 
 /// The channels, signals and timers of the event loop.
@@ -112,10 +116,10 @@ impl Inputs {
     /// [`Event`]. The supervisor ends the agent if the task on the other side of a channel ends.
     ///
     /// Cancel-safe, and each branch is: watches keep their mark, channels their items, the interval
-    /// its tick, and the reading of the kernel goes on in its task. So no event is lost when
+    /// its tick, and the attach and the reading of the kernel go on in their tasks. So no event is lost when
     /// another one comes first.
     pub(super) async fn next(&mut self, sources: Sources<'_>, timers: &Timers) -> Event {
-        let Sources { elector, health, self_check } = sources;
+        let Sources { elector, health, self_check, attach } = sources;
         select! {
             biased;
             _ = self.heartbeat.tick() => Event::Heartbeat,
@@ -135,6 +139,7 @@ impl Inputs {
             Ok(()) = self.neighbors.changed(), if self.begun => Event::Changed,
             Ok(()) = self.keys.changed(), if self.begun => Event::Changed,
             () = until(timers.retry) => Event::Changed,
+            attached = attach.ended() => Event::Attached(attached),
             reading = self_check.read() => Event::KernelRead(reading),
             Some(query) = self.queries.recv() => Event::Query(query),
             () = until(timers.self_check) => Event::SelfCheckDue,

@@ -6,13 +6,15 @@ mod tags;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use vipmux_common::abi::{INTERFACE_BYPASSED, Mac, capacity};
 
 pub(super) use self::port::Attached;
 use self::tags::TagContests;
-use super::{AgentError, kernel::Kernel, warnings::Warnings};
+use super::{AgentError, link_kernel::LinkKernel, warnings::Warnings};
 use vipmux_datapath::{
     bpf::{
         attach::{HandoverMac, TcAttachMode, XdpAttachMode},
@@ -43,13 +45,24 @@ pub(super) struct SegmentChanges {
     pub(super) returned: Vec<u32>,
 }
 
+/// The time for which a port may be without its program before no VIP is led there. With most drivers, an
+/// attach takes milliseconds.
+const ATTACH_GRACE: Duration = Duration::from_millis(200);
+
+/// The port that gets its program now, and since when. Until then nobody answers there.
+type AttachingPort = Arc<Mutex<Option<(u32, Instant)>>>;
+
 /// The interfaces that the programs are attached to.
-#[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
+///
+/// An [`AttachTask`](super::attach_task::AttachTask) attaches them, with a copy. The event loop uses its own
+/// until that ends.
+#[derive(Clone, Debug)]
 pub(super) struct AttachedInterfaces {
     settings: InterfaceSettings,
     /// The segments that VIPs are announced on. The programs are attached to all of them.
     pub(super) segments: Segments,
+    /// The interfaces of the segments that have taken the programs, as of the last attach.
+    usable: BTreeSet<u32>,
     /// The ports where XDP runs, by ifindex.
     pub(super) attached: BTreeMap<u32, Attached>,
     /// The interfaces where replies are translated: the segments' own, their ports, and those with
@@ -57,14 +70,17 @@ pub(super) struct AttachedInterfaces {
     outlets: BTreeSet<u32>,
     /// The ports that are known to have the ingress program, or not to have it.
     inlets: BTreeMap<u32, bool>,
-    /// There are backends with direct server return.
-    direct: bool,
-    ethtool: Ethtool,
+    /// There are backends with direct server return; `None`: the Services are not known yet.
+    pub(super) direct: Option<bool>,
+    ethtool: Arc<Ethtool>,
     tags: TagContests,
     /// The ports in native mode whose frames are not known to arrive.
     silent: BTreeMap<u32, Delivery>,
     /// The ports whose frames bypass the program.
     bypassed: BTreeSet<u32>,
+    attaching: AttachingPort,
+    /// The port that has been without its program for longer than [`ATTACH_GRACE`].
+    without_program: Option<u32>,
     /// The ports whose frames bypassed the native program, although it was attached anew.
     never_native: BTreeSet<u32>,
     /// The segments on which this node has no path to others.
@@ -87,14 +103,17 @@ impl AttachedInterfaces {
         Self {
             settings,
             segments: Segments::default(),
+            usable: BTreeSet::new(),
             attached: BTreeMap::new(),
             outlets: BTreeSet::new(),
             inlets: BTreeMap::new(),
-            direct: false,
-            ethtool,
+            direct: None,
+            ethtool: Arc::new(ethtool),
             tags: TagContests::default(),
             silent: BTreeMap::new(),
             bypassed: BTreeSet::new(),
+            attaching: AttachingPort::default(),
+            without_program: None,
             never_native: BTreeSet::new(),
             cut: BTreeSet::new(),
             own: Vec::new(),
@@ -188,7 +207,10 @@ impl AttachedInterfaces {
     /// Returns whether a segment has a carrier and a path to others, and the program runs and its frames arrive
     /// there, at a port with one of these bits.
     fn sends(&self, segment: &Segment, bits: u32) -> bool {
-        let is_dark = |port: &u32| self.silent.contains_key(port) || self.is_dark(*port, segment.vlan.into());
+        let is_dark = |port: &u32| {
+            let is_bare = self.without_program == Some(*port);
+            is_bare || self.silent.contains_key(port) || self.is_dark(*port, segment.vlan.into())
+        };
         let is_heard = |port: &u32| self.has(*port, bits) && !is_dark(port);
         segment.carrier && !self.cut.contains(&segment.ifindex) && segment.ports.iter().any(is_heard)
     }
@@ -260,7 +282,11 @@ impl AttachedInterfaces {
     }
 
     /// Sets the ports whose frames bypass the program. Returns whether that changed.
-    pub(super) fn set_bypassed(&mut self, kernel: &mut Kernel, bypassed: BTreeSet<u32>) -> Result<bool, AgentError> {
+    pub(super) fn set_bypassed(
+        &mut self,
+        kernel: &mut LinkKernel,
+        bypassed: BTreeSet<u32>,
+    ) -> Result<bool, AgentError> {
         let before = std::mem::replace(&mut self.bypassed, bypassed);
         for ifindex in before.symmetric_difference(&self.bypassed).filter(|port| self.attached.contains_key(port)) {
             let mut entry = kernel.interface(*ifindex);
@@ -320,19 +346,14 @@ impl AttachedInterfaces {
         self.segments.iter().filter(on).map(|segment| (segment.ifindex, segment.mac))
     }
 
-    /// Attaches the programs where they are not yet, and follows carriers and MACs. `own`: this
-    /// node's InternalIPs. Once the agent is ready, an interface that cannot be used is a warning
-    /// and stops nothing.
+    /// Attaches the programs where they are not yet, and changes the cards' settings. Waits for drivers. Once
+    /// the agent is ready, an interface that cannot be used is a warning and stops nothing.
     pub(super) fn attach(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
-        own: &[IpAddr],
         warnings: &mut Warnings,
-    ) -> Result<SegmentChanges, AgentError> {
-        if !own.is_empty() {
-            self.own = own.to_vec();
-        }
+    ) -> Result<(), AgentError> {
         let (segments, errors) = self.wanted(links);
         for error in errors {
             warnings.add_error(error)?;
@@ -348,19 +369,68 @@ impl AttachedInterfaces {
             // A card without native XDP showed up among others.
             usable = self.attach_segments(kernel, links, &segments, warnings)?;
         }
-        let segments = usable;
+        self.usable = usable.iter().map(|segment| segment.ifindex).collect();
+        self.set_direct(kernel, links, warnings)?;
+        self.follow_checksums(kernel, links)?;
+        self.defend_tags(kernel, links, warnings)
+    }
+
+    /// Returns a copy for an attach. `direct`: there are backends with direct server return.
+    pub(super) fn copy(&self, direct: Option<bool>) -> Self {
+        Self { changed: false, direct, ..self.clone() }
+    }
+
+    /// Takes over what an attach has changed in its copy. Returns whether that matters to the desired state.
+    pub(super) fn adopt(&mut self, attached: Self) -> bool {
+        let Self { usable, attached, outlets, inlets, direct, tags, never_native, refused, changed, .. } = attached;
+        let is_new = self.usable != usable || self.direct != direct || !self.tags.loses_the_same(&tags) || changed;
+        (self.usable, self.attached, self.outlets, self.inlets) = (usable, attached, outlets, inlets);
+        (self.direct, self.tags, self.never_native, self.refused) = (direct, tags, never_native, refused);
+        self.changed |= changed;
+        self.without_program.take().is_some() || is_new
+    }
+
+    /// Follows the node's InternalIPs, and carriers and MACs of the segments that have the programs. `own`:
+    /// these InternalIPs.
+    pub(super) fn follow(&mut self, links: &Links, own: &[IpAddr]) -> SegmentChanges {
+        if !own.is_empty() {
+            self.own = own.to_vec();
+        }
+        let (mut segments, _) = self.wanted(links);
+        let bare: Vec<_> = segments.iter().map(|it| it.ifindex).filter(|it| !self.usable.contains(it)).collect();
+        for ifindex in bare {
+            segments.remove(ifindex);
+        }
         let changes = self.replace_segments(segments);
         self.has_internal_ip_elsewhere = self.own.first().is_some_and(|own| !self.has_address(links, *own));
-        self.follow_checksums(kernel, links)?;
-        self.defend_tags(kernel, links, warnings)?;
         self.update_silent(links);
         self.note_shared_subnets(links);
+        changes
+    }
+
+    /// Finds out which port has no program for long, since its driver takes long. Returns whether that
+    /// changed.
+    pub(super) fn check_attach(&mut self, now: Instant) -> bool {
+        let attaching = *self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
+        let bare = attaching.filter(|(_, since)| now.duration_since(*since) >= ATTACH_GRACE).map(|(port, _)| port);
+        let changed = bare != self.without_program;
+        self.without_program = bare;
+        changed
+    }
+
+    /// Warns of ports where this node gives no answers, and if there is no interface.
+    pub(super) fn warn(&self, links: &Links, warnings: &mut Warnings) {
         self.loss(links).into_iter().for_each(|loss| warnings.add(loss));
         if self.attached.is_empty() {
             let node = &self.settings.node;
             warnings.add(format!("there is no interface to announce on yet: Node {node} shows no InternalIP"));
         }
-        Ok(changes)
+    }
+
+    /// Returns the MAC that VIPs are announced with where frames come in by this interface.
+    pub(super) fn mac(&self, receiver: u32) -> Mac {
+        let port = self.attached.values().find(|attached| attached.port.receivers.contains(&receiver));
+        port.map(|attached| attached.port.mac).unwrap_or_default()
     }
 
     /// Returns whether this is an address of the node on a segment.
@@ -372,7 +442,7 @@ impl AttachedInterfaces {
     /// Attaches the programs to segments, and returns the usable segments.
     fn attach_segments(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
         segments: &Segments,
         warnings: &mut Warnings,
@@ -418,7 +488,7 @@ impl AttachedInterfaces {
     /// gone.
     fn release(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
         wanted: &Segments,
         warnings: &mut Warnings,

@@ -11,7 +11,7 @@ use std::{
 
 use nix::errno::Errno;
 use vipmux_common::{
-    abi::{self, Address, Config, INTERFACE_TAGS, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED},
+    abi::{self, Address, Config, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED},
     service_index::IndexedService,
 };
 
@@ -21,15 +21,15 @@ use self::{
     map_writer::MapWriter,
     speaker_counts::{NewAnnouncements, SpeakerCounts},
 };
+use super::link_kernel::LinkKernel;
 use vipmux_datapath::{
     announce::speaker::VipSpeaker,
     bpf::{
         apply::{Unclaimed, new_config},
         jiffies,
-        load::{self, LoadError, Programs},
+        load::{self, LoadError},
         maps::{Maps, MapsError},
-        pinned::PinnedObjects,
-        pins::{LinkKind, PinError, Pins},
+        pins::{PinError, Pins},
     },
 };
 use vipmux_election::HEARTBEAT;
@@ -90,12 +90,10 @@ pub(super) struct HeardAnnouncement {
     pub(super) yielded: bool,
 }
 
-/// The maps and programs of this node.
+/// The maps of this node.
 pub(super) struct Kernel {
     /// The maps.
     pub(super) maps: Maps,
-    /// The programs.
-    pub(super) programs: Programs,
     /// The maps, as last written.
     mirror: MapWriter,
     leadership: LedVips,
@@ -104,14 +102,12 @@ pub(super) struct Kernel {
     new_speakers: Option<Vec<VipSpeaker>>,
     /// When the last heartbeat began, `CLOCK_BOOTTIME`.
     last_heartbeat: Duration,
-    /// The pinned objects at the start; the links, as they were attached last.
-    pinned: PinnedObjects,
     pins: Pins,
 }
 
 impl Kernel {
     /// Loads the programs, and reads the maps, which an earlier agent may have filled.
-    pub(super) fn open(pins: Pins, flows: u32, unclaimed: Unclaimed) -> Result<Self, KernelError> {
+    pub(super) fn open(pins: Pins, flows: u32, unclaimed: Unclaimed) -> Result<(Self, LinkKernel), KernelError> {
         let (programs, mut maps) = load::load(&pins, flows)?;
         let found = maps.read_config()?;
         // The ids stay. This agent sets all else, whatever an earlier agent set.
@@ -124,9 +120,9 @@ impl Kernel {
         let config = Config { next_vip, next_generation, flow_secret, flow_mask, handover, unclaimed, removed, ..new };
         maps.apply(&Step::Config(config))?;
         let (mirror, speaker_counts) = (MapWriter::read(&maps)?, SpeakerCounts::read(&maps)?);
-        let pinned = PinnedObjects::read(&pins)?;
+        let links = LinkKernel::read(programs, pins.clone())?;
         let (leadership, new_speakers, last_heartbeat) = (LedVips::default(), None, Duration::ZERO);
-        Ok(Self { maps, programs, mirror, leadership, speaker_counts, new_speakers, last_heartbeat, pinned, pins })
+        Ok((Self { maps, mirror, leadership, speaker_counts, new_speakers, last_heartbeat, pins }, links))
     }
 
     /// Returns the VIPs that the kernel answers for.
@@ -136,11 +132,6 @@ impl Kernel {
         }
         let led = self.maps.read_vips()?.into_iter().filter(|(_, vip)| vip.flags & VIP_LEADING != 0);
         Ok(led.map(|(address, _)| Vip::new(address.into())).collect())
-    }
-
-    /// Writes an entry of `INTERFACES`; all zero: the interface is not ours any more.
-    pub(super) fn write_interface(&mut self, ifindex: u32, value: abi::Interface) -> Result<(), MapsError> {
-        self.mirror.write_interface(&mut self.maps, ifindex, value)
     }
 
     /// Writes an element of `SERVICE_INDEX` again.
@@ -163,29 +154,6 @@ impl Kernel {
         self.mirror.vip_index()
     }
 
-    /// Returns `INTERFACES`, as last written.
-    pub(super) fn interfaces(&self) -> &BTreeMap<u32, abi::Interface> {
-        self.mirror.interfaces()
-    }
-
-    /// Returns an entry of `INTERFACES`; all zero if there is none.
-    pub(super) fn interface(&self, ifindex: u32) -> abi::Interface {
-        self.interfaces().get(&ifindex).copied().unwrap_or_default()
-    }
-
-    /// Returns the interfaces that this agent or an earlier one changed.
-    pub(super) fn touched(&self) -> BTreeSet<u32> {
-        let linked = self.pinned.links.keys().map(|(_, ifindex)| ifindex);
-        self.interfaces().keys().chain(linked).copied().collect()
-    }
-
-    /// Returns whether an interface has nothing but the egress program.
-    pub(super) fn is_outlet_alone(&self, ifindex: u32) -> bool {
-        let abi::Interface { bit, flags, .. } = self.interface(ifindex);
-        let has = |kind| self.pinned.links.contains_key(&(kind, ifindex));
-        bit == 0 && flags & INTERFACE_TAGS == 0 && !has(LinkKind::Xdp) && !has(LinkKind::Ingress)
-    }
-
     /// Returns the bits of the ports where the XDP program ran since the last call.
     pub(super) fn take_activity(&mut self) -> Result<u32, MapsError> {
         self.maps.take_activity()
@@ -196,12 +164,7 @@ impl Kernel {
         &self.pins
     }
 
-    /// Returns the pinned objects.
-    pub(super) fn pinned(&self) -> &PinnedObjects {
-        &self.pinned
-    }
-
-    /// Returns the number of writes to the maps, and of changes of the links.
+    /// Returns the number of writes to the maps.
     pub(super) fn writes(&self) -> u64 {
         self.mirror.writes()
     }
@@ -209,31 +172,6 @@ impl Kernel {
     /// Puts a difference into the mirror, so that the next plan repairs it.
     pub(super) fn correct(&mut self, difference: &EntryDifference) -> Result<(), KernelError> {
         self.mirror.correct(&mut self.maps, difference)
-    }
-
-    /// Pins a map again.
-    pub(super) fn restore_map(&self, name: &str, id: u32) -> Result<(), KernelError> {
-        Ok(PinnedObjects::restore_map(&self.pins, name, id)?)
-    }
-
-    /// Reads the pinned links, which are now as desired.
-    pub(super) fn note_links(&mut self) -> Result<(), KernelError> {
-        self.mirror.count_write();
-        self.pinned.links = PinnedObjects::read_links(&self.pins)?;
-        Ok(())
-    }
-
-    /// Returns whether the pins' folders are still there. If not, somebody removes vipmux from the
-    /// kernel.
-    pub(super) fn has_pins(&self) -> bool {
-        self.programs.has_pins()
-    }
-
-    /// Returns the interfaces that programs were detached from, by others than this agent.
-    pub(super) fn detached(&self) -> Result<BTreeSet<u32>, KernelError> {
-        let found = PinnedObjects::read_links(&self.pins)?;
-        let lost = self.pinned.links.iter().filter(|(place, link)| found.get(place) != Some(link));
-        Ok(lost.map(|((_, ifindex), _)| *ifindex).collect())
     }
 
     /// Returns the mirror of the maps.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Agent, AgentError,
+    attach_task::Extent,
     kernel::boottime,
     pipeline::ServingState,
     serving::{Applied, Network},
@@ -13,17 +14,28 @@ use vipmux_datapath::link::{Links, Monitor};
 use vipmux_model::{NodeName, Vip, desired::Desired};
 
 impl Agent {
-    /// Brings the interfaces, and then the kernel, to the desired state. Then tells the election
-    /// which VIPs are wanted.
+    /// Brings the kernel to the desired state, and then tells the election which VIPs are wanted. `attach`:
+    /// brings the interfaces to it, too, beside the event loop. If that changes something, another
+    /// reconciliation follows.
     pub(super) fn reconcile(
         &mut self,
         monitor: &Monitor,
         state: &ServingState,
         network: &Network,
+        attach: bool,
     ) -> Result<(), AgentError> {
         let links = &network.links;
         let mut warnings = Warnings::new(self.serving.is_ready());
-        let changes = self.serving.attach(links, state, &mut warnings)?;
+        let changes = self.serving.follow(links, state);
+        if attach {
+            self.serving.begin_attach(Extent::All);
+        }
+        if !self.serving.attach.has_begun() {
+            // An earlier agent's maps stay as they are until it is known what is attached.
+            return Ok(());
+        }
+        self.serving.attach.warnings().iter().for_each(|warning| warnings.add(warning.clone()));
+        self.serving.interfaces.warn(links, &mut warnings);
         self.announcements.update_segments(&changes);
         // First, or a node that was silent before this agent started would be reached for a moment.
         self.doubt_nodes(&state.nodes, monitor);
@@ -36,7 +48,10 @@ impl Agent {
         monitor.follow_tags(self.serving.interfaces.cards());
         monitor.resolve(self.serving.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), addresses);
         let desired = self.serving.desired(state, network, self.election.peers(), self.hashing.used(), &mut warnings);
-        let nat = self.serving.prepare_nat(&desired, links, &mut warnings)?;
+        let nat = self.serving.desired_nat(&desired);
+        if !self.serving.has_inlets(&nat) {
+            return Ok(());
+        }
         let before = self.serving.kernel.announced();
         let Applied { synced, .. } = self.sync(state, &desired)?;
         let lossy = self.report_losses(links, &desired);
@@ -45,7 +60,7 @@ impl Agent {
         let unserved = serving.kernel.observed().unserved(&desired, &synced.refused);
         let commands = election.update_node(&mut serving.kernel, network, state, &desired, (unserved, lossy))?;
         self.execute(&commands)?;
-        self.serving.finish(&desired, &synced, nat, links, &mut warnings)?;
+        self.serving.finish(&desired, &synced, nat, &mut warnings);
         if self.election.is_current(state) {
             self.set_wanted(state, &desired)?;
         }
@@ -58,7 +73,7 @@ impl Agent {
             let (vips, services) = (desired.vips.len(), desired.services.len());
             tracing::info!(node = %self.node, vips, services, "ready");
         }
-        Ok(self.serving.note_links()?)
+        Ok(())
     }
 
     /// Reports where and for which VIPs this node gives no answers. Returns these VIPs.

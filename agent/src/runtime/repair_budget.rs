@@ -10,7 +10,7 @@ const MOST: usize = 5;
 const WINDOW: Duration = Duration::from_hours(1);
 
 /// The repairs of each thing within the last hour.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct RepairBudget<K>(BTreeMap<K, Vec<Instant>>);
 
 impl<K> Default for RepairBudget<K> {

@@ -20,6 +20,7 @@ use vipmux_common::{
 use super::{
     AgentError,
     kernel::{KernelError, entries},
+    link_kernel::LinkKernel,
     program_places::{AttachedClassifier, Moves, Places, place_differences},
     serving::Serving,
 };
@@ -190,17 +191,26 @@ impl SelfCheck {
         self.begin(serving);
     }
 
-    /// Begins to read the kernel, unless that is under way.
+    /// Begins to read the kernel, unless that or an attach is under way.
     pub(super) fn begin(&mut self, serving: &Serving) {
+        let Some(links) = serving.attach.kernel() else { return };
         if self.running.is_none() {
             // Reads the kernel, which takes too long for the event loop. It writes nothing; if the
             // agent ends, so does it.
             let kernel = &serving.kernel;
-            let (pins, known, classifiers) = (kernel.pins().clone(), kernel.pinned().clone(), serving.classifiers());
+            let (pins, known, classifiers) =
+                (kernel.pins().clone(), links.pinned().clone(), serving.classifiers(links));
             let (cards, backends) = (serving.interfaces.cards(), kernel.observed().reached_backends());
             let take = move || KernelSnapshot::take(&pins, &known, &classifiers, &cards, backends);
             let reading = spawn_blocking(take);
-            self.running = Some((kernel.writes(), reading));
+            self.running = Some((kernel.writes() + links.writes(), reading));
+        }
+    }
+
+    /// Begins to read the kernel for queries that wait, after an attach.
+    pub(super) fn resume(&mut self, serving: &Serving) {
+        if !self.waiting.is_empty() {
+            self.begin(serving);
         }
     }
 
@@ -251,7 +261,7 @@ impl SelfCheck {
     ) -> Result<bool, AgentError> {
         let due = self.due.is_some_and(|due| due <= Instant::now());
         let reading = match reading {
-            Ok(_) | Err(_) if writes != serving.kernel.writes() => {
+            Ok(_) | Err(_) if serving.writes() != Some(writes) => {
                 self.retry(serving);
                 return Ok(false);
             }
@@ -267,7 +277,8 @@ impl SelfCheck {
         self.log_failure(None);
         self.meters.checked();
         self.meters.classifiers_not_first(reading.places.not_first());
-        let found = differences(serving, &reading);
+        let Some(links) = serving.attach.kernel() else { return Ok(false) };
+        let found = differences(serving, links, &reading);
         let refused = serving.warnings().iter().cloned().collect();
         let differences = found.iter().map(|(difference, _)| difference.clone()).collect();
         self.answer(&Answer::Diff(Diff { differences, refused }));
@@ -296,14 +307,13 @@ impl SelfCheck {
 }
 
 /// Returns the differences, with the repair of each.
-fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDifference, Repair)> {
-    let mut found = pin_differences(serving.kernel.pinned(), &reading.pinned);
+fn differences(serving: &Serving, links: &LinkKernel, reading: &KernelSnapshot) -> Vec<(ReportedDifference, Repair)> {
+    let mut found = pin_differences(links.pinned(), &reading.pinned);
     if let Some(reading) = &reading.maps {
         let ReadMaps { entries, interfaces, vip_index, service_index, local_ports, backend_nodes, backends } = reading;
         let maps = serving.kernel.observed().differences(entries).into_iter();
         found.extend(maps.map(|difference| (ReportedDifference::from(&difference), Repair::Map(difference))));
-        let wanted = serving.kernel.interfaces();
-        found.extend(array_differences("INTERFACES", wanted, interfaces, Repair::Interface));
+        found.extend(array_differences("INTERFACES", links.interfaces(), interfaces, Repair::Interface));
         found.extend(array_differences("VIP_INDEX", serving.kernel.vip_index(), vip_index, |index, _| {
             Repair::VipIndex(index)
         }));
@@ -330,17 +340,19 @@ fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDiff
 
 /// Repairs what the next reconciliation alone does not.
 fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
+    let Serving { kernel, attach, .. } = serving;
+    let Some(links) = attach.kernel_mut() else { return Ok(()) };
     match repair {
-        Repair::Map(difference) => serving.kernel.correct(difference)?,
-        Repair::Interface(ifindex, wanted) => serving.kernel.write_interface(*ifindex, *wanted)?,
-        Repair::VipIndex(index) => serving.kernel.repair_vip_index(*index)?,
-        Repair::ServiceIndex(index) => serving.kernel.repair_service_index(*index)?,
-        Repair::BackendIndices => serving.kernel.maps.rebuild_backend_indices()?,
-        Repair::MapPin(name, id) => serving.kernel.restore_map(name, *id)?,
-        Repair::ProgramPin => serving.kernel.programs.pin().map_err(KernelError::from)?,
-        Repair::Link(ifindex) => serving.forget_link(*ifindex),
-        Repair::Place(direction, ifindex) => serving.put_first(*direction, *ifindex),
-        Repair::Tags(ifindex) => serving.interfaces.note_drifted_tags(*ifindex),
+        Repair::Map(difference) => kernel.correct(difference)?,
+        Repair::Interface(ifindex, wanted) => links.write_interface(*ifindex, *wanted)?,
+        Repair::VipIndex(index) => kernel.repair_vip_index(*index)?,
+        Repair::ServiceIndex(index) => kernel.repair_service_index(*index)?,
+        Repair::BackendIndices => kernel.maps.rebuild_backend_indices()?,
+        Repair::MapPin(name, id) => links.restore_map(name, *id)?,
+        Repair::ProgramPin => links.programs.pin().map_err(KernelError::from)?,
+        Repair::Link(ifindex) => attach.forget_link(*ifindex),
+        Repair::Place(direction, ifindex) => attach.put_first(*direction, *ifindex),
+        Repair::Tags(ifindex) => attach.note_drifted_tags(*ifindex),
         // The reconciliation wants the same NAT elements once more, which brings back the chain.
         Repair::Snat => {}
     }

@@ -11,11 +11,13 @@ use vipmux_common::abi::{INTERFACE_FILTER, Mac};
 
 use super::{
     AgentError,
+    attach_task::{AttachTask, Attached, Extent},
     bypass::Remedy,
     desired::{DesiredInputs, PeerAddresses, PeerMacs, solicited_groups, unreachable_warning},
     handover_macs::HandoverMacs,
     interfaces::{AttachedInterfaces, SegmentChanges},
     kernel::{Kernel, KernelError, Synced},
+    link_kernel::LinkKernel,
     orphaned_flows,
     pipeline::ServingState,
     program_places::AttachedClassifier,
@@ -23,8 +25,7 @@ use super::{
 };
 use vipmux_datapath::{
     announce::groups::{self, SolicitedNodeGroup},
-    bpf::{attach::Direction, pins::LinkKind},
-    error_chain::error_chain,
+    bpf::attach::Direction,
     link::{Links, ResolvedNeighbors, interface_name},
     reconciler::Reconciler,
     snat::{self, DesiredTable, TableBuilder},
@@ -66,12 +67,11 @@ pub(super) struct Serving {
     handover_macs: HandoverMacs,
     pub(super) kernel: Kernel,
     pub(super) interfaces: AttachedInterfaces,
+    pub(super) attach: AttachTask,
     nat: Reconciler<DesiredTable>,
     groups: Reconciler<BTreeSet<SolicitedNodeGroup>>,
     orphaned_flows: Reconciler<ServiceBackends>,
     nat_table: TableBuilder,
-    /// The interfaces with programs attached, from the last read of the links.
-    linked: BTreeSet<(LinkKind, u32)>,
     /// The maps came to the desired state once, with a program attached.
     ready: bool,
     /// The warnings of the last reconciliation.
@@ -87,7 +87,7 @@ impl Serving {
         node: NodeName,
         unreachable: Unreachable,
         handover_macs: HandoverMacs,
-        kernel: Kernel,
+        (kernel, links): (Kernel, LinkKernel),
         interfaces: AttachedInterfaces,
         supervisor: &Supervisor,
     ) -> Result<Self, AgentError> {
@@ -98,10 +98,10 @@ impl Serving {
             orphaned_flows: orphaned_flows::start_reconciler(&kernel, supervisor)?,
             kernel,
             interfaces,
+            attach: AttachTask::new(links),
             nat: snat::start_reconciler(supervisor)?,
             groups: groups::start_reconciler(supervisor),
             nat_table: TableBuilder::default(),
-            linked: BTreeSet::new(),
             ready: false,
             warnings: BTreeSet::new(),
             silent: BTreeSet::new(),
@@ -130,15 +130,43 @@ impl Serving {
         self.interfaces.announced_on(value.interfaces, value.vlan)
     }
 
-    /// Attaches the programs to the interfaces that VIPs are to be announced on.
-    pub(super) fn attach(
-        &mut self,
-        links: &Links,
-        state: &ServingState,
-        warnings: &mut Warnings,
-    ) -> Result<SegmentChanges, AgentError> {
+    /// Begins to attach the programs to the interfaces as they are now, beside the event loop.
+    pub(super) fn begin_attach(&mut self, extent: Extent) {
+        self.attach.begin(&self.interfaces, extent, self.ready);
+    }
+
+    /// Follows the interfaces as they are now.
+    pub(super) fn follow(&mut self, links: &Arc<Links>, state: &ServingState) -> SegmentChanges {
         let own = state.nodes.get(&self.node).map_or(&[][..], Vec::as_slice);
-        self.interfaces.attach(&mut self.kernel, links, own, warnings)
+        let changes = self.interfaces.follow(links, own);
+        self.attach.set_links(links);
+        changes
+    }
+
+    /// Ends an attach. Returns whether to reconcile, since something changed, and the number of interfaces
+    /// that others detached a program from.
+    pub(super) fn finish_attach(&mut self, attached: Attached) -> Result<(bool, usize), AgentError> {
+        self.attach.finish(attached, &mut self.interfaces, self.ready)
+    }
+
+    /// Returns whether the ingress program is where this NAT table needs it. If not, attaches it, before the
+    /// maps need it.
+    pub(super) fn has_inlets(&mut self, nat: &DesiredNat) -> bool {
+        let has = !nat.has_direct || self.interfaces.direct == Some(true);
+        if !has {
+            self.set_direct(true);
+        }
+        has
+    }
+
+    fn set_direct(&mut self, direct: bool) {
+        self.attach.set_direct(direct);
+        self.begin_attach(Extent::All);
+    }
+
+    /// Returns the number of writes; `None` while an attach is under way.
+    pub(super) fn writes(&self) -> Option<u64> {
+        Some(self.kernel.writes() + self.attach.kernel()?.writes())
     }
 
     /// Returns the desired state on the network as it is now.
@@ -167,21 +195,11 @@ impl Serving {
         inputs.desired(warnings)
     }
 
-    /// Computes the NAT table. If there is direct server return, attaches the ingress program
-    /// before the maps need it.
-    pub(super) fn prepare_nat(
-        &mut self,
-        desired: &Desired,
-        links: &Links,
-        warnings: &mut Warnings,
-    ) -> Result<DesiredNat, AgentError> {
+    /// Computes the NAT table.
+    pub(super) fn desired_nat(&mut self, desired: &Desired) -> DesiredNat {
         let uplinks = self.interfaces.segments.iter().map(|segment| segment.ifindex);
         let table = self.nat_table.update(desired, uplinks);
-        let has_direct = snat::has_direct(&table.elements);
-        if has_direct {
-            self.interfaces.set_direct(&mut self.kernel, links, true, warnings)?;
-        }
-        Ok(DesiredNat { table, has_direct })
+        DesiredNat { has_direct: snat::has_direct(&table.elements), table }
     }
 
     /// Brings the maps to the desired state. Calls `heartbeat` when one is due meanwhile.
@@ -197,16 +215,9 @@ impl Serving {
 
     /// Hands the NAT table and the groups to their tasks, once the maps are as desired. Detaches the
     /// ingress program if there is no direct server return.
-    pub(super) fn finish(
-        &mut self,
-        desired: &Desired,
-        synced: &Synced,
-        nat: DesiredNat,
-        links: &Links,
-        warnings: &mut Warnings,
-    ) -> Result<(), AgentError> {
-        if !nat.has_direct {
-            self.interfaces.set_direct(&mut self.kernel, links, false, warnings)?;
+    pub(super) fn finish(&mut self, desired: &Desired, synced: &Synced, nat: DesiredNat, warnings: &mut Warnings) {
+        if self.interfaces.direct != Some(nat.has_direct) {
+            self.set_direct(nat.has_direct);
         }
         let Synced { refused, unreachable, leftovers, steps } = synced;
         if *steps > 0 {
@@ -223,7 +234,6 @@ impl Serving {
         self.note_silent_nodes(desired);
         self.nat.set_desired(nat.table);
         self.groups.set_desired(solicited_groups(desired, &self.interfaces));
-        Ok(())
     }
 
     /// Logs which nodes became silent, and which answer again.
@@ -266,70 +276,36 @@ impl Serving {
         is_new
     }
 
-    /// Reads the pinned links, if the programs are attached elsewhere than at the last call.
-    pub(super) fn note_links(&mut self) -> Result<(), KernelError> {
-        let linked = self.interfaces.linked();
-        if linked != self.linked {
-            self.linked = linked;
-            self.kernel.note_links()?;
-        }
-        Ok(())
-    }
-
     /// Returns the classifiers that are attached.
-    pub(super) fn classifiers(&self) -> Vec<AttachedClassifier> {
+    pub(super) fn classifiers(&self, kernel: &LinkKernel) -> Vec<AttachedClassifier> {
         let linked = self.interfaces.linked().into_iter();
         let classifier = |(kind, ifindex)| {
-            let filter = self.kernel.interface(ifindex).flags & INTERFACE_FILTER != 0;
+            let filter = kernel.interface(ifindex).flags & INTERFACE_FILTER != 0;
             Some(AttachedClassifier { direction: Direction::of(kind)?, ifindex, filter })
         };
         linked.filter_map(classifier).collect()
     }
 
-    /// Puts a classifier before all others on its interface. If that fails, lets it be attached
-    /// again.
-    pub(super) fn put_first(&mut self, direction: Direction, ifindex: u32) {
-        let filter = self.kernel.interface(ifindex).flags & INTERFACE_FILTER != 0;
-        let name = interface_name(ifindex);
-        match self.kernel.programs.put_first(direction, &name, ifindex, filter) {
-            // The link is another one.
-            Ok(()) => self.linked.clear(),
-            Err(error) => {
-                let (program, error) = (direction.kind().program(), error_chain(&error));
-                tracing::warn!(program, interface = name, error, "cannot put the program first");
-                self.forget_link(ifindex);
-            }
-        }
-    }
-
     /// Lets the XDP program of a port whose frames bypass it be attached anew, or in generic mode. The
     /// next reconciliation attaches it. Returns whether it does.
-    pub(super) fn remedy_bypass(&mut self, ifindex: u32, remedy: Remedy) -> Result<bool, AgentError> {
+    pub(super) fn remedy_bypass(&mut self, ifindex: u32, remedy: Remedy) -> bool {
         let interface = interface_name(ifindex);
         match remedy {
             Remedy::Anew => {
                 tracing::warn!(interface, "frames bypass the XDP program, attaching it anew");
                 let attached = self.interfaces.attached.get(&ifindex);
-                for place in attached.into_iter().flat_map(|attached| attached.places(ifindex)) {
-                    self.kernel.programs.detach_xdp(place)?;
-                }
-                self.forget_link(ifindex);
+                let places = attached.map(|attached| attached.places(ifindex)).unwrap_or_default();
+                self.attach.attach_anew(ifindex, places);
             }
             Remedy::Generic if self.interfaces.leave_native(ifindex) => {
                 tracing::warn!(interface, "frames bypass the native XDP program although it was attached anew");
-                self.forget_link(ifindex);
+                self.attach.forget_link(ifindex);
             }
             Remedy::Generic => {
                 tracing::error!(interface, "frames bypass the XDP program, leading no VIP here");
-                return Ok(false);
+                return false;
             }
         }
-        Ok(true)
-    }
-
-    /// Lets an interface's programs be attached again, since its pinned link is not as desired.
-    pub(super) fn forget_link(&mut self, ifindex: u32) {
-        self.interfaces.unlink(ifindex);
-        self.linked.clear();
+        true
     }
 }

@@ -35,6 +35,7 @@ use super::{
     hashing_agreement::HashingAgreement,
     interfaces::{self, AttachedInterfaces},
     kernel::{Kernel, KernelError, boottime},
+    link_kernel::LinkKernel,
     liveness::Liveness,
     metrics_server::{self, MetricSources},
     object_source::{self, Listed, ObjectSource, OpenSource},
@@ -169,7 +170,7 @@ pub async fn run(options: RuntimeOptions, supervisor: &Supervisor) -> Result<(),
     let (refreshed, source, model) = (guard.refreshed(), allocation, model_options(&options, reserved));
     let pipeline = Pipeline { refreshed, requests, source, options: model, probes, published: states };
     start_pipeline(pipeline, listed, events, problem_notes, supervisor);
-    let mut kernel = open_kernel(&options)?;
+    let (mut kernel, links) = open_kernel(&options)?;
     kernel.limit_deadline(options.election.lease)?;
     let made_key = found_keys.is_none().then(|| gossip_keys::path(&options));
     let keys = gossip_keys::follow(&options, found_keys, supervisor)?;
@@ -197,7 +198,14 @@ pub async fn run(options: RuntimeOptions, supervisor: &Supervisor) -> Result<(),
     let interfaces = AttachedInterfaces::new(interface_settings(&options), Ethtool::open()?);
     let node = options.node;
     let agent = Agent {
-        serving: Serving::new(node.clone(), options.unreachable, handover_macs, kernel, interfaces, supervisor)?,
+        serving: Serving::new(
+            node.clone(),
+            options.unreachable,
+            handover_macs,
+            (kernel, links),
+            interfaces,
+            supervisor,
+        )?,
         election: ElectionDriver::new(node.clone(), elector, published, guard, recorded_macs),
         announcements,
         health,
@@ -300,7 +308,7 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
     Ok(anycast.chain(gateways).collect())
 }
 
-fn open_kernel(options: &RuntimeOptions) -> Result<Kernel, KernelError> {
+fn open_kernel(options: &RuntimeOptions) -> Result<(Kernel, LinkKernel), KernelError> {
     let pins = Pins::new(&options.pin_path);
     let flows = match options.flows {
         0 => flow_capacity(&pins).unwrap_or_else(flows_by_memory),

@@ -56,6 +56,7 @@ mod services;
 mod serving;
 mod shared_subnet;
 mod short_states;
+mod slow_cards;
 mod starting;
 mod transfers;
 mod upgrading;

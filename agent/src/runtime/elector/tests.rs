@@ -38,7 +38,7 @@ fn elector(state: &Path) -> (Elector, mpsc::Receiver<StoreReport>) {
 #[tokio::test]
 async fn a_vip_whose_lease_cannot_be_read_stays_this_nodes_own() {
     let Some(pins) = fixture::mounted() else { return };
-    let mut kernel = Kernel::open(pins, 64, Unclaimed::Reject).unwrap();
+    let (mut kernel, _) = Kernel::open(pins, 64, Unclaimed::Reject).unwrap();
     let state = tempfile::tempdir().unwrap();
     let (mut elector, mut reports) = elector(state.path());
     let vip = vip4(1);

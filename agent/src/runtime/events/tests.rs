@@ -24,6 +24,7 @@ struct World {
     elector: Elector,
     health: PeerHealth,
     self_check: SelfCheck,
+    attach: AttachTask,
     state: watch::Sender<Arc<ServingState>>,
     links: watch::Sender<Arc<Links>>,
     reports: mpsc::Sender<StoreReport>,
@@ -65,17 +66,20 @@ impl World {
         };
         let self_check = SelfCheck::new(Duration::ZERO, Meters::default());
         let kept = (probes, neighbors, asking, own);
-        Self { inputs, elector, health, self_check, state, links, reports, leases, _kept: kept }
+        let attach = AttachTask::default();
+        Self { inputs, elector, health, self_check, attach, state, links, reports, leases, _kept: kept }
     }
 
     async fn next(&mut self, timers: &Timers) -> Event {
-        let Self { inputs, elector, health, self_check, .. } = self;
-        timeout(PATIENCE, inputs.next(Sources { elector, health, self_check }, timers)).await.unwrap()
+        let Self { inputs, elector, health, self_check, attach, .. } = self;
+        let sources = Sources { elector, health, self_check, attach };
+        timeout(PATIENCE, inputs.next(sources, timers)).await.unwrap()
     }
 
     async fn nothing_comes(&mut self) -> bool {
-        let Self { inputs, elector, health, self_check, .. } = self;
-        timeout(BRIEF, inputs.next(Sources { elector, health, self_check }, &timers(None))).await.is_err()
+        let Self { inputs, elector, health, self_check, attach, .. } = self;
+        let sources = Sources { elector, health, self_check, attach };
+        timeout(BRIEF, inputs.next(sources, &timers(None))).await.is_err()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Attaches the programs to one interface, and detaches them.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::PoisonError, time::Instant};
 
 use vipmux_common::abi::{
     self, INTERFACE_BACKUP, INTERFACE_BYPASSED, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MERGED,
@@ -9,7 +9,7 @@ use vipmux_common::abi::{
 };
 
 use super::{
-    super::{AgentError, kernel::Kernel, warnings::Warnings},
+    super::{AgentError, link_kernel::LinkKernel, warnings::Warnings},
     AttachedInterfaces,
 };
 use vipmux_datapath::{
@@ -52,7 +52,7 @@ impl AttachedInterfaces {
     /// step, which writes the port's entry.
     pub(super) fn attach_segment(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
         all: &Segments,
         segment: &Segment,
@@ -64,7 +64,9 @@ impl AttachedInterfaces {
         let mode = self.mode(links, all);
         for ifindex in &segment.ports {
             if let (Some(port), Some(interface)) = (all.ports().get(ifindex), links.get(*ifindex)) {
-                self.attach_port(kernel, links, (interface, port), mode)?;
+                let attached = self.attach_port(kernel, links, (interface, port), mode);
+                self.note_attaching(None);
+                attached?;
             }
         }
         Ok(())
@@ -72,7 +74,7 @@ impl AttachedInterfaces {
 
     /// Attaches the egress program to an interface, so that replies that leave there are
     /// translated.
-    fn attach_outlet(&mut self, kernel: &mut Kernel, outlet: &Interface) -> Result<(), AgentError> {
+    fn attach_outlet(&mut self, kernel: &mut LinkKernel, outlet: &Interface) -> Result<(), AgentError> {
         if self.outlets.contains(&outlet.ifindex) {
             return Ok(());
         }
@@ -87,7 +89,7 @@ impl AttachedInterfaces {
     /// to a gateway. An interface that refuses the program is a warning, and stops nothing.
     pub(super) fn attach_exits(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
         own: &BTreeSet<u32>,
         warnings: &mut Warnings,
@@ -107,7 +109,7 @@ impl AttachedInterfaces {
 
     /// Marks how a classifier was attached to an interface. If it is by a link, removes the filters
     /// of an earlier agent.
-    fn mark(kernel: &mut Kernel, interface: &Interface, by: ClassifierAttachment) -> Result<(), AgentError> {
+    fn mark(kernel: &mut LinkKernel, interface: &Interface, by: ClassifierAttachment) -> Result<(), AgentError> {
         let mut entry = kernel.interface(interface.ifindex);
         match by {
             ClassifierAttachment::Filter { qdisc_added } => {
@@ -121,17 +123,15 @@ impl AttachedInterfaces {
         Ok(kernel.write_interface(interface.ifindex, entry)?)
     }
 
-    /// Sets whether there are Services with direct server return. Attaches the ingress program to all
-    /// ports, which these Services need, or detaches it from native ones. In generic mode it also sends
-    /// merged frames, so it stays.
-    pub(in crate::runtime) fn set_direct(
+    /// Attaches the ingress program to all ports, which Services with direct server return need, or
+    /// detaches it from native ones. In generic mode it also sends merged frames, so it stays.
+    pub(super) fn set_direct(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
-        direct: bool,
         warnings: &mut Warnings,
     ) -> Result<(), AgentError> {
-        self.direct = direct;
+        let Some(direct) = self.direct else { return Ok(()) };
         let ports: Vec<_> = self.attached.iter().map(|(port, attached)| (*port, attached.generic)).collect();
         for (port, generic) in ports {
             let Some(port) = links.get(port) else { continue };
@@ -150,7 +150,7 @@ impl AttachedInterfaces {
 
     /// Lets tc send all frames that generic mode hands over, as long as an interface where they leave computes no
     /// checksums. The kernel makes partial ones when it joins segments, also in a frame of no more than the MTU.
-    pub(super) fn follow_checksums(&self, kernel: &mut Kernel, links: &Links) -> Result<(), AgentError> {
+    pub(super) fn follow_checksums(&self, kernel: &mut LinkKernel, links: &Links) -> Result<(), AgentError> {
         let generic = || self.attached.iter().filter(|(_, attached)| attached.generic);
         let mut cards = generic().flat_map(|(port, attached)| attached.port.cards(*port));
         let lacks = |card: u32| {
@@ -170,11 +170,11 @@ impl AttachedInterfaces {
 
     /// Returns the flag for the ingress program.
     fn direct_flag(&self) -> u32 {
-        if self.direct { 0 } else { INTERFACE_NO_DIRECT }
+        if self.direct == Some(true) { 0 } else { INTERFACE_NO_DIRECT }
     }
 
     /// Attaches the ingress program to a port, or detaches it, unless that is done.
-    fn set_inlet(&mut self, kernel: &mut Kernel, port: &Interface, wanted: bool) -> Result<(), AgentError> {
+    fn set_inlet(&mut self, kernel: &mut LinkKernel, port: &Interface, wanted: bool) -> Result<(), AgentError> {
         if self.inlets.get(&port.ifindex) == Some(&wanted) {
             return Ok(());
         }
@@ -187,22 +187,22 @@ impl AttachedInterfaces {
         Ok(())
     }
 
-    fn attach_inlet(&self, kernel: &mut Kernel, port: &Interface) -> Result<(), AgentError> {
+    fn attach_inlet(&self, kernel: &mut LinkKernel, port: &Interface) -> Result<(), AgentError> {
         let by = kernel.programs.attach_classifier(Direction::Ingress, &port.name, port.ifindex, self.settings.tc)?;
         Self::mark(kernel, port, by)?;
-        let reason = if self.direct { "direct server return" } else { "merged frames" };
+        let reason = if self.direct == Some(true) { "direct server return" } else { "merged frames" };
         tracing::info!(interface = port.name, program = INGRESS_PROGRAM, reason, "attached for incoming packets");
         Ok(())
     }
 
-    fn detach_inlet(kernel: &mut Kernel, port: &Interface) -> Result<(), AgentError> {
+    fn detach_inlet(kernel: &mut LinkKernel, port: &Interface) -> Result<(), AgentError> {
         let flags = kernel.interface(port.ifindex).flags;
         Ok(kernel.programs.detach_ingress(port.ifindex, flags & INTERFACE_FILTER != 0)?)
     }
 
     fn attach_port(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
         (interface, port): (&Interface, &SegmentPort),
         (mode, why): (XdpAttachMode, Option<&str>),
@@ -221,6 +221,9 @@ impl AttachedInterfaces {
             let attached = kernel.interfaces().values().filter(|interface| interface.bit != 0);
             return Err(AgentError::TooManyInterfaces(attached.count() + 1));
         };
+        // A program that runs in the same mode is replaced in place.
+        let is_bare = self.attached.get(&ifindex).is_none_or(|it| !it.generic && mode == XdpAttachMode::Generic);
+        self.note_attaching(is_bare.then(|| (ifindex, Instant::now())));
         let receivers: Vec<_> = port.receivers.iter().filter_map(|receiver| links.get(*receiver)).collect();
         let cards: Vec<_> = port.cards(ifindex).iter().filter_map(|card| links.get(*card)).collect();
         cards.iter().try_for_each(|card| self.keep_tags(kernel, card, port.tagged))?;
@@ -261,6 +264,10 @@ impl AttachedInterfaces {
         Ok(())
     }
 
+    fn note_attaching(&self, port: Option<(u32, Instant)>) {
+        *self.attaching.lock().unwrap_or_else(PoisonError::into_inner) = port;
+    }
+
     /// Logs what helps against a refusal of native XDP, if that is known.
     fn log_remedy(&self, card: &Interface) {
         if self.ethtool.has_fixed_guest_offloads(&card.name).unwrap_or_default() {
@@ -276,7 +283,7 @@ impl AttachedInterfaces {
 
     /// Detaches the programs from an interface, and undoes all changes to it. If that fails, it is
     /// tried again.
-    pub(super) fn detach(&mut self, kernel: &mut Kernel, links: &Links, ifindex: u32) -> Result<(), AgentError> {
+    pub(super) fn detach(&mut self, kernel: &mut LinkKernel, links: &Links, ifindex: u32) -> Result<(), AgentError> {
         let announced = self.segments.get(ifindex).is_some() || !kernel.is_outlet_alone(ifindex);
         self.unlink(ifindex);
         self.never_native.remove(&ifindex);
@@ -299,7 +306,7 @@ impl AttachedInterfaces {
         Ok(kernel.note_links()?)
     }
 
-    fn free_bit(kernel: &Kernel) -> Option<u32> {
+    fn free_bit(kernel: &LinkKernel) -> Option<u32> {
         let used = kernel.interfaces().values().fold(0, |bits, interface| bits | interface.bit);
         (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
     }

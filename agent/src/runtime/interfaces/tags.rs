@@ -9,13 +9,13 @@ use std::{collections::BTreeSet, time::Instant};
 use vipmux_common::abi::INTERFACE_TAGS;
 
 use super::{
-    super::{AgentError, kernel::Kernel, repair_budget::RepairBudget, warnings::Warnings},
+    super::{AgentError, link_kernel::LinkKernel, repair_budget::RepairBudget, warnings::Warnings},
     AttachedInterfaces,
 };
 use vipmux_datapath::link::{EthtoolError, Interface, Links};
 
 /// Where others turn `rx-vlan-offload` on.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct TagContests {
     budget: RepairBudget<u32>,
     /// The interfaces whose tags are lost, since others keep turning the offload on.
@@ -24,10 +24,22 @@ pub(super) struct TagContests {
     drifted: BTreeSet<u32>,
 }
 
+impl TagContests {
+    /// Returns whether the same interfaces lose tags as in `other`.
+    pub(super) fn loses_the_same(&self, other: &Self) -> bool {
+        self.lost == other.lost
+    }
+}
+
 impl AttachedInterfaces {
     /// Turns `rx-vlan-offload` off on an interface that gets the program. `needed`: VIPs are announced
     /// in a VLAN.
-    pub(super) fn keep_tags(&self, kernel: &mut Kernel, receiver: &Interface, needed: bool) -> Result<(), AgentError> {
+    pub(super) fn keep_tags(
+        &self,
+        kernel: &mut LinkKernel,
+        receiver: &Interface,
+        needed: bool,
+    ) -> Result<(), AgentError> {
         if !self.ethtool.strips_tags(&receiver.name)? {
             return Ok(());
         }
@@ -41,7 +53,7 @@ impl AttachedInterfaces {
     }
 
     /// Marks the interface first, so that the change is undone for certain.
-    fn turn_off(&self, kernel: &mut Kernel, receiver: &Interface) -> Result<(), AgentError> {
+    fn turn_off(&self, kernel: &mut LinkKernel, receiver: &Interface) -> Result<(), AgentError> {
         let mut entry = kernel.interface(receiver.ifindex);
         entry.flags |= INTERFACE_TAGS;
         kernel.write_interface(receiver.ifindex, entry)?;
@@ -51,7 +63,7 @@ impl AttachedInterfaces {
     /// Turns `rx-vlan-offload` off again where others have turned it on.
     pub(super) fn defend_tags(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut LinkKernel,
         links: &Links,
         warnings: &mut Warnings,
     ) -> Result<(), AgentError> {
@@ -80,7 +92,7 @@ impl AttachedInterfaces {
     }
 
     /// Returns whether tags stay in the interface's frames, or nothing can be done about it.
-    fn defend(&mut self, kernel: &mut Kernel, receiver: &Interface) -> Result<bool, AgentError> {
+    fn defend(&mut self, kernel: &mut LinkKernel, receiver: &Interface) -> Result<bool, AgentError> {
         let name = &receiver.name;
         // The notification may be older than the last repair.
         if !self.ethtool.strips_tags(name)? || !self.ethtool.can_change_tags(name)? {

@@ -21,8 +21,6 @@ use vipmux_plan::{Capacities, EntryDifference, MapEntries, Observed, Plan, Step}
 /// The maps, as last written. Each method that writes changes the maps and the mirror together.
 pub(super) struct MapWriter {
     observed: Observed,
-    /// `INTERFACES`.
-    interfaces: BTreeMap<u32, abi::Interface>,
     vip_index: VipIndex,
     service_index: ServiceIndex,
     /// Entries were corrected since the indices last had exactly those of their maps.
@@ -35,24 +33,12 @@ impl MapWriter {
     pub(super) fn read(maps: &Maps) -> Result<Self, MapsError> {
         let observed = Observed::from_entries(Capacities::default(), entries(maps, maps.backends.len())?);
         let (vip_index, service_index) = (VipIndex::read(maps)?, ServiceIndex::read(maps)?);
-        Ok(Self {
-            observed,
-            interfaces: maps.read_interfaces()?,
-            vip_index,
-            service_index,
-            corrected: false,
-            writes: 0,
-        })
+        Ok(Self { observed, vip_index, service_index, corrected: false, writes: 0 })
     }
 
     /// Returns the maps that plans are about.
     pub(super) fn observed(&self) -> &Observed {
         &self.observed
-    }
-
-    /// Returns `INTERFACES`.
-    pub(super) fn interfaces(&self) -> &BTreeMap<u32, abi::Interface> {
-        &self.interfaces
     }
 
     /// Returns `VIP_INDEX`.
@@ -136,23 +122,6 @@ impl MapWriter {
     pub(super) fn refresh_vip(&mut self, address: Address, value: abi::VipValue) {
         self.count_write();
         self.observed.refresh_vip(address, value);
-    }
-
-    /// Writes an entry of `INTERFACES`; all zero: the interface is not ours any more.
-    pub(super) fn write_interface(
-        &mut self,
-        maps: &mut Maps,
-        ifindex: u32,
-        value: abi::Interface,
-    ) -> Result<(), MapsError> {
-        self.count_write();
-        maps.set_interface(ifindex, value)?;
-        if value == abi::Interface::default() {
-            self.interfaces.remove(&ifindex);
-        } else {
-            self.interfaces.insert(ifindex, value);
-        }
-        Ok(())
     }
 
     /// Writes an element of `VIP_INDEX` again.

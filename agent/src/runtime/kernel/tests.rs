@@ -53,7 +53,7 @@ fn desired(vips: &[Vip], port: u16) -> Desired {
 
 fn kernel() -> Option<Kernel> {
     let pins = fixture::mounted()?;
-    Some(Kernel::open(pins, 64, Unclaimed::Reject).unwrap())
+    Some(Kernel::open(pins, 64, Unclaimed::Reject).unwrap().0)
 }
 
 #[test]
