@@ -11,7 +11,7 @@ use super::{
     lease_operations::LeaseOperation,
     role::{Lost, Role},
     takeover_guard::{CLAIMLESS, SETTLE, past},
-    vip_state::{Context, OwnLeadership, VipState},
+    vip_state::{Context, OwnLeadership, Successor, VipState},
 };
 use crate::{
     lease::Lease,
@@ -173,7 +173,7 @@ impl Election {
                 if cx.mutated.is(Mutation::AnswersWhileHanding) {
                     cx.commands.pop();
                 }
-                state.transfers.successor = Some((successor, 0));
+                state.transfers.successor = Some(Successor { node: successor, asked: 0, lease: Duration::ZERO });
             }
         }
     }
@@ -239,9 +239,11 @@ impl VipState {
     /// Asks the successor to take the VIP, if it is time to. Leads it again if the successor does
     /// not answer.
     pub(super) fn continue_transfer(&mut self, peers: &Peers, cx: &mut Context<'_>) {
-        let (Some((successor, asked)), Some(own)) = (&mut self.transfers.successor, &self.own) else { return };
-        let lease = peers.members.get(successor).map_or(cx.guard.lease, |peer| cx.guard.lease_of(peer));
-        let end = past(lease, self.since + TOLD);
+        let (Some(successor), Some(own)) = (&mut self.transfers.successor, &self.own) else { return };
+        let lease = peers.members.get(&successor.node).map_or(cx.guard.lease, |peer| cx.guard.lease_of(peer));
+        // Its next agent may have another one.
+        successor.lease = successor.lease.max(lease);
+        let end = past(successor.lease, self.since + TOLD);
         if cx.now >= end {
             let pause = UNANSWERED * (1 << self.transfers.unanswered.min(4));
             self.transfers.not_before = cx.now + pause.min(DECLINED);
@@ -251,12 +253,12 @@ impl VipState {
         if cx.now > self.since + TOLD || !cx.open {
             return cx.schedule.wake_at(end);
         }
-        let next = self.since + AGAIN * *asked;
+        let next = self.since + AGAIN * successor.asked;
         if cx.now < next {
             return cx.schedule.wake_at(next);
         }
-        *asked += 1;
-        cx.send(successor.clone(), ElectionMessage::Take { vip: cx.vip, epoch: own.epoch + 1 });
+        successor.asked += 1;
+        cx.send(successor.node.clone(), ElectionMessage::Take { vip: cx.vip, epoch: own.epoch + 1 });
         cx.schedule.wake_at(cx.now + AGAIN);
     }
 
@@ -292,7 +294,7 @@ impl VipState {
     }
 
     fn is_transferring(&self, epoch: u64, to: &NodeName) -> bool {
-        let successor = self.transfers.successor.as_ref().is_some_and(|(successor, _)| successor == to);
+        let successor = self.transfers.successor.as_ref().is_some_and(|successor| successor.node == *to);
         let next = self.own.as_ref().is_some_and(|own| own.epoch + 1 == epoch);
         self.role == Role::Handing && successor && next
     }

@@ -162,9 +162,10 @@ impl TakeoverGuard<'_> {
     fn silent_without_record(&self, peer: &Peer, peers: &Peers) -> Duration {
         let lease = self.lease_of(peer);
         if peer.status == MemberStatus::Left {
-            // It answers until its deadline for VIPs that it could not transfer. It sent no
-            // heartbeat since it left.
-            return past(lease, peer.since);
+            // It answers until its deadline for VIPs that it could not transfer. It sent no heartbeat since
+            // it left. A node that it has transferred a VIP to may have died before it could say so.
+            let longest = peers.members.values().map(|peer| self.lease_of(peer)).max().unwrap_or(lease);
+            return past(longest, peer.since);
         }
         // What answers is not down, whatever gossip says. It will soon have another generation.
         let answered =

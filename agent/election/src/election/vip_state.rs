@@ -45,11 +45,21 @@ pub(super) struct KnownLeader {
     pub(super) why: Option<Why>,
 }
 
+/// The node that a VIP is transferred to.
+#[derive(Clone, Debug)]
+pub(super) struct Successor {
+    pub(super) node: NodeName,
+    /// The number of messages to it.
+    pub(super) asked: u32,
+    /// The longest lease that it has published since.
+    pub(super) lease: Duration,
+}
+
 /// The progress of leadership transfers of one VIP.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Transfers {
-    /// The node that should take the VIP now, and how often it was asked to.
-    pub(super) successor: Option<(NodeName, u32)>,
+    /// The node that should take the VIP now.
+    pub(super) successor: Option<Successor>,
     /// No transfer begins before, since the last one failed.
     pub(super) not_before: Duration,
     /// The number of transfers without an answer since this node leads.

@@ -33,6 +33,8 @@ pub(super) struct Agent {
     executed: Vec<Command>,
     /// Its `--lease`.
     lease: Duration,
+    /// Its version is a later one.
+    later: bool,
     synced: bool,
     carrier: bool,
     /// The manifests must be read again before the wanted VIPs count.
@@ -108,6 +110,7 @@ impl NodeHandle<'_> {
             store: Operations::default(),
             executed: Vec::new(),
             lease,
+            later: build.later,
             synced: false,
             carrier: false,
             awaits: false,

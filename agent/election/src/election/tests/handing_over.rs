@@ -87,7 +87,7 @@ fn who_declines_because_it_has_the_lease_is_given_way_to() {
 
 #[test]
 fn an_heir_is_told_nothing_that_it_could_take_up_when_this_node_answers_again() {
-    let lasts = unanswered(LEASE, |said, since| {
+    let lasts = unanswered([LEASE, LEASE], |said, since| {
         assert!(said.is_empty() || since + membership::MembershipSettings::default().fresh < LEASE, "{said:?}");
     });
     assert!(lasts > LEASE);
@@ -97,17 +97,29 @@ fn an_heir_is_told_nothing_that_it_could_take_up_when_this_node_answers_again() 
 #[test]
 fn a_successor_that_does_not_answer_has_the_time_of_its_deadline() {
     for lease in [LEASE, LEASE * 4] {
-        let lasts = unanswered(lease, |_, _| {});
+        let lasts = unanswered([lease, lease], |_, _| {});
         assert!(lasts > ms(60) + lease && lasts < ms(100) + lease * 51 / 50, "{lasts:?} with a lease of {lease:?}");
     }
 }
 
-/// Transfers a VIP to `b`, which has this lease and gives no answer. Returns the time until this node leads again.
-fn unanswered(lease: Duration, check: impl Fn(Vec<String>, Duration)) -> Duration {
+/// Its kernel answers as long as the agent has said that took the VIP, until the next agent says otherwise: for the
+/// lease of that one.
+#[test]
+fn a_successor_that_comes_back_with_another_lease_has_the_time_of_the_longer_one() {
+    for leases in [[LEASE * 4, LEASE], [LEASE, LEASE * 4]] {
+        let lasts = unanswered(leases, |_, _| {});
+        assert!(lasts > ms(60) + LEASE * 4, "{lasts:?} with leases of {leases:?}");
+    }
+}
+
+/// Transfers a VIP to `b`, which gives no answer. It has the first lease, and after 100 ms the second one. Returns the
+/// time until this node leads again.
+fn unanswered(leases: [Duration; 2], check: impl Fn(Vec<String>, Duration)) -> Duration {
     let mut bench = Bench::leading();
     bench.want(&["a", "b"]);
     let wire = membership::WireVersions::OWN;
-    bench.peer("b").state.agent = Some(membership::AgentInfo { version: "0".to_owned(), wire, lease });
+    let agent = |lease| Some(membership::AgentInfo { version: "0".to_owned(), wire, lease });
+    bench.peer("b").state.agent = agent(leases[0]);
     bench.later(ms(10)).give(Input::Drain(true));
     bench.said();
     let stopped = bench.now;
@@ -119,6 +131,7 @@ fn unanswered(lease: Duration, check: impl Fn(Vec<String>, Duration)) -> Duratio
         }
         check(said, since);
         if since.as_millis().is_multiple_of(100) {
+            bench.peer("b").state.agent = agent(leases[1]);
             bench.tick().said();
         }
     }

@@ -133,6 +133,19 @@ fn one_that_left_in_order_is_followed_once_the_deadline_of_what_it_still_led_has
     assert_eq!(bench.said(), ["read"]);
 }
 
+/// The node that it handed the VIP over to may have died before it could say so.
+#[test]
+fn one_that_left_is_followed_after_the_longest_lease_of_all() {
+    let mut bench = Bench::following();
+    let wire = membership::WireVersions::OWN;
+    bench.peer("c").state.agent = Some(membership::AgentInfo { version: "0".to_owned(), wire, lease: LEASE * 4 });
+    bench.later(ms(10)).falls("b", MemberStatus::Left);
+    bench.give(Input::Peers).ticks(12).later(ms(36)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+}
+
 /// Wants the VIP of three nodes, of which this one is nearly always the first by rendezvous.
 fn want_first(bench: &mut Bench, first: &str) {
     let weigh = |name: &str| Candidate { weight: if name == first { u32::MAX } else { 1 }, ..candidate(name) };

@@ -64,7 +64,7 @@ impl NodeHandle<'_> {
         let (world, now, clock) = (self.world.schedule.now, self.now(), self.get().clock);
         let Some(agent) = self.world.cluster.nodes[self.node].agent.as_deref_mut() else { return };
         let outbox = agent.membership.take_outbox();
-        let hung = agent.membership.is_hung(now);
+        let (hung, is_later) = (agent.membership.is_hung(now), agent.later);
         let next = agent.membership.next().into_iter().chain(agent.executor.election().next()).min();
         if let Some(next) = next {
             let at = clock.world(next).max(world) + self.world.dice.micros(100, 1_000);
@@ -76,19 +76,18 @@ impl NodeHandle<'_> {
         }
         if !hung {
             for (to, bytes) in outbox {
-                self.transmit(&to, bytes);
+                self.transmit(&to, bytes, is_later);
             }
         }
     }
 
-    fn transmit(&mut self, to: &NodeName, bytes: Vec<u8>) {
+    fn transmit(&mut self, to: &NodeName, bytes: Vec<u8>, is_later: bool) {
         let World { cluster, dice, .. } = &mut *self.world;
         let Some(to) = cluster.number(to) else { return };
         if !cluster.network.gossips(self.node, to) || dice.chance(cluster.network.loss) {
             return;
         }
         let copies = 1 + usize::from(dice.chance(cluster.network.twice));
-        let is_later = cluster.nodes[self.node].build.later;
         let bytes: Arc<[u8]> = if is_later { as_of_a_later_version(&bytes).into() } else { bytes.into() };
         for _ in 0..copies {
             let after = self.world.dice.micros(100, self.world.cluster.network.delay);

@@ -296,13 +296,16 @@ impl Script<'_> {
     }
 
     fn upgrade(&mut self, node: usize, at: u64, lasts: u64) {
-        let orderly = self.dice.chance(500);
-        self.add(at, if orderly { Fault::Stop(node) } else { Fault::Crash(node) });
         let lease = [300, 300, 600, 1_200][self.dice.index(4)];
         let build = Build { later: self.dice.chance(500), lease: Some(Duration::from_millis(lease)) };
-        let restart = at + if orderly { 1_000 } else { 0 } + lasts;
-        self.add(restart - 1, Fault::Install(node, build));
-        self.add(restart, Fault::Start(node));
+        self.add(at, Fault::Install(node, build));
+        let (end, more) = match self.dice.below(4) {
+            0 | 1 => (Fault::Stop(node), 1_000),
+            2 => (Fault::Crash(node), 0),
+            _ => (Fault::Interrupt(node, self.interruption(true, lasts)), 0),
+        };
+        self.add(at + 1, end);
+        self.add(at + 1 + more + lasts, Fault::Start(node));
     }
 
     /// Returns the time until the next fault. By then all nodes know each other again.
