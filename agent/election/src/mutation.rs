@@ -28,12 +28,14 @@ pub enum Mutation {
     FencesAtOnce,
     /// A node does not announce a VIP that it takes over.
     AnnouncesNoTakeover,
+    /// A node announces a VIP once.
+    RepeatsNoAnnouncement,
 }
 
 #[cfg(any(test, feature = "simulation"))]
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::ExtendsWhatHasPassed,
         Self::WaitsForNoSilence,
         Self::LeadsInSpiteOfConflict,
@@ -44,6 +46,7 @@ impl Mutation {
         Self::AssumesOwnLease,
         Self::FencesAtOnce,
         Self::AnnouncesNoTakeover,
+        Self::RepeatsNoAnnouncement,
     ];
 }
 

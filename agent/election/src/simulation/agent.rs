@@ -447,6 +447,7 @@ struct AgentIo<'a, 'w> {
 }
 
 impl NodeIo for AgentIo<'_, '_> {
+    /// The shipped agent ends when a write of its kernel fails, as [`Fault::Interrupt`] ends this one.
     type Error = Infallible;
 
     fn lead(&mut self, vip: Vip, epoch: u64) -> Result<(), Infallible> {

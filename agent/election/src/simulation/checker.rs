@@ -8,7 +8,8 @@
 //!   [`HEARTBEAT`](crate::HEARTBEAT) plus [`LEASE`](crate::LEASE), and a hundredth for clocks that
 //!   differ. If the parts of a LAN came together while gossip did not, it ends with the next
 //!   announcement, however late.
-//! - *A node answers*, and clients do not send to a machine that is gone. While the networks are whole and the
+//! - *A node answers*, and clients do not send to a machine that is gone, until the first announcement that is
+//!   not lost. While the networks are whole and the
 //!   store answers, each VIP has an answer
 //!   within [`Promise::answer`] of the last fault, if a majority of the nodes has run for
 //!   [`SETTLED`]. With fewer nodes, or after a cold start, it has one within [`COLD`]: it takes 3 s
@@ -37,6 +38,9 @@ const STOPPED_WINDOW: Duration = Duration::from_millis(2_050);
 const SETTLED: Duration = Duration::from_secs(5);
 /// The time until there is an answer after a cold start.
 pub(super) const COLD: Duration = Duration::from_secs(8);
+
+/// The seconds from the first announcement to each later one (docs/failover.md).
+const REPEATS: [u64; 4] = [1, 3, 7, 15];
 
 /// The promises of a scenario.
 #[derive(Clone, Copy, Debug)]
@@ -294,6 +298,10 @@ impl Checker {
         let unanswered = watch.note_dark(is_dark, due.is_some(), self.disturbed, now);
         if let (Some(unanswered), Some(due)) = (unanswered, due) {
             self.figures.dark = self.figures.dark.max(unanswered);
+            // Clients learn of the leader by the next announcement. After the last one nothing is promised.
+            let lost = cluster.lost.get(&vip).filter(|_| !answering.is_empty());
+            let repeat = lost.map_or(Some(0), |lost| REPEATS.get(lost - 1).copied());
+            let due = repeat.map_or(Duration::MAX, |repeat| due + Duration::from_secs(repeat));
             if unanswered > due {
                 let what = match dead_end {
                     Some(node) if !answering.is_empty() => format!("clients send {vip} to n{node}, which is gone,"),

@@ -106,6 +106,8 @@ pub(super) struct Cluster {
     pub(super) foreign_speakers: BTreeSet<Vip>,
     /// The node that announced each VIP last, as switches and clients know it.
     pub(super) announced: BTreeMap<Vip, usize>,
+    /// The announcements of each VIP that were lost for clients since its leader took it, or since one was not.
+    pub(super) lost: BTreeMap<Vip, usize>,
     /// Switches answer in the names of nodes that do not.
     pub(super) proxies: bool,
     /// Candidates for every other VIP have scores.
@@ -123,6 +125,7 @@ impl Cluster {
             vips: (0..vips).map(vip).collect(),
             foreign_speakers: BTreeSet::new(),
             announced: BTreeMap::new(),
+            lost: BTreeMap::new(),
             proxies: false,
             scores,
         }

@@ -42,7 +42,7 @@ pub(super) enum Fault {
     Mend(usize),
     /// The gossip that is lost, of a thousand.
     Loss(u64),
-    /// The announcements that are lost, of a thousand.
+    /// The announcements that are lost, of a thousand, for each node and for the clients.
     LanLoss(u64),
     /// The longest delay of gossip, microseconds.
     Delay(u64),

@@ -11,7 +11,7 @@ pub(super) struct Network {
     pub(super) twice: u64,
     /// and its longest delay, microseconds.
     pub(super) delay: u64,
-    /// The announcements that are lost, of a thousand.
+    /// The announcements that are lost, of a thousand, for each node and for the clients.
     pub(super) lan_loss: u64,
     /// Pairs of nodes: gossip does not get through from the first to the second.
     pub(super) deaf: BTreeSet<(usize, usize)>,

@@ -249,6 +249,11 @@ fn a_machine_that_announces_no_takeover_is_found() {
 }
 
 #[test]
+fn a_machine_that_repeats_no_announcement_is_found() {
+    is_found(Mutation::RepeatsNoAnnouncement, Scenario::Single, 0..60, "which is gone");
+}
+
+#[test]
 fn a_machine_that_leaves_no_time_to_answer_is_found() {
     is_found(Mutation::FencesAtOnce, Scenario::Link, 10..110, "both answer");
 }

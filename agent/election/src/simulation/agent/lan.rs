@@ -7,6 +7,7 @@ use vipmux_common::abi::Mac;
 use super::{Agent, NodeHandle};
 use crate::{
     AddressOwner, Input, PeerAnnouncement,
+    mutation::Mutation,
     simulation::{AgentEvent, World, WorldEvent},
 };
 use vipmux_model::Vip;
@@ -30,8 +31,9 @@ impl NodeHandle<'_> {
         if self.get().agent.as_ref().is_none_or(|agent| agent.led.get(&vip) != Some(&lead)) {
             return;
         }
-        self.broadcast(vip);
-        if let Some(wait) = BURST.get(round) {
+        self.broadcast(vip, round);
+        let repeats = self.world.mutation != Some(Mutation::RepeatsNoAnnouncement);
+        if let Some(wait) = BURST.get(round).filter(|_| repeats) {
             self.schedule(Duration::from_secs(*wait), AgentEvent::Announce { vip, lead, round: round + 1 });
         }
     }
@@ -59,14 +61,19 @@ impl NodeHandle<'_> {
     }
 
     /// Sends announcements of a VIP, unless the node's programs hold them back.
-    fn broadcast(&mut self, vip: Vip) {
+    fn broadcast(&mut self, vip: Vip, round: usize) {
         let World { cluster, dice, schedule, checker, .. } = &mut *self.world;
         let from = self.node;
         if !cluster.answers(from, vip, schedule.now) {
             return;
         }
-        if cluster.announced.insert(vip, from) != Some(from) {
-            checker.touch_these([&vip]);
+        if cluster.network.lan_loss > 0 && dice.chance(cluster.network.lan_loss) {
+            cluster.lost.insert(vip, round + 1);
+        } else {
+            cluster.lost.remove(&vip);
+            if cluster.announced.insert(vip, from) != Some(from) {
+                checker.touch_these([&vip]);
+            }
         }
         for node in 0..cluster.nodes.len() {
             if node != from && cluster.network.hears(from, node) && !dice.chance(cluster.network.lan_loss) {

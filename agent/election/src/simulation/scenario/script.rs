@@ -113,6 +113,10 @@ impl Script<'_> {
             let pause = self.one(kind, at);
             at += pause;
         }
+        if matches!(scenario, Scenario::Crash | Scenario::Single) && self.dice.chance(300) {
+            let loss = 100 + self.dice.below(400);
+            self.add(BEGIN - 500, Fault::LanLoss(loss));
+        }
         // The last fault of this scenario takes long.
         let end = if matches!(scenario, Scenario::Half | Scenario::Proxy | Scenario::Stutter) { at } else { end };
         self.add(end, Fault::Recover);
