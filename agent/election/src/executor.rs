@@ -146,7 +146,7 @@ impl Executor {
                 membership.note_deadline(*deadline, now);
             }
             Command::Ask(name) => membership.ask(name, now),
-            Command::Heartbeat => membership.send_heartbeats(now),
+            Command::Heartbeat => membership.schedule_heartbeats(now),
             Command::DiscardEvidence => membership.discard_evidence(now),
             Command::Send { to, message } => membership.send_message(to, *message),
             Command::Publish(item) => {

@@ -6,8 +6,9 @@
 //!   [`MembershipSettings::probe_period`], directly and through others. Gossip distributes the
 //!   results. The majority decides: after a partition, a node that was not with a majority forgets
 //!   the nodes that it considered down. Its peers notify it that it was down itself.
-//! - *Heartbeats* ([`Membership::send_heartbeats`]) are the evidence for the fence: a node that
-//!   answers considers us alive. Nodes that SWIM suspects get heartbeats too, and a node that
+//! - *Heartbeats* ([`Membership::schedule_heartbeats`]) are the evidence for the fence: a node that
+//!   answers considers us alive. They leave shortly before the event loop's heartbeat that uses the
+//!   answers. Nodes that SWIM suspects get heartbeats too, and a node that
 //!   answers is not down. Heartbeats go both ways, and there are more of them than of SWIM's
 //!   probes. Where all nodes are asked, one that does not answer a round is suspected, too.
 //! - *Farewells*: a node that leaves says so to all. A heartbeat has the number of members that its
@@ -121,6 +122,8 @@ pub enum MembershipEvent {
 #[derive(Debug)]
 enum Timer {
     Swim(foca::Timer<MemberId>),
+    /// Sends the heartbeats of [`Pace::next_beat`].
+    Heartbeats,
     /// Repeats the heartbeats of that time that were not answered.
     Again(Duration),
     /// Sends a heartbeat to a suspect.
@@ -238,8 +241,10 @@ struct Pace {
     down_from: Option<Duration>,
     /// The number of times that others are still contacted ten times as often.
     hurry: u32,
-    /// The time of the last heartbeats to all known members, or a sample of them.
+    /// The time of the last heartbeats to all known members, or a sample of them,
     beat: Duration,
+    /// and of the next ones.
+    next_beat: Duration,
 }
 
 /// Payloads and events that were not taken yet.
@@ -280,6 +285,7 @@ impl Membership {
                 down_from: Some(Duration::ZERO),
                 hurry: HURRY,
                 beat: Duration::ZERO,
+                next_beat: Duration::ZERO,
             },
             lapse: Lapse { beat: now, ..Lapse::default() },
             left: false,
@@ -391,11 +397,21 @@ impl Membership {
         timer.into_iter().chain(lapse).min()
     }
 
-    /// Asks all known members, or a sample of them, whether they consider this node alive.
-    pub fn send_heartbeats(&mut self, now: Duration) {
+    /// Handles a heartbeat of the event loop: asks the others shortly before the next one, which uses their
+    /// answers. Asks at once if they were not asked in time for this one.
+    pub fn schedule_heartbeats(&mut self, now: Duration) {
         if self.left {
             return;
         }
+        if now >= self.pace.beat + self.settings.round {
+            self.send_heartbeats(now);
+        }
+        self.pace.next_beat = now + self.settings.round;
+        self.set(self.pace.next_beat, Timer::Heartbeats);
+    }
+
+    /// Asks all known members, or a sample of them, whether they consider this node alive.
+    fn send_heartbeats(&mut self, now: Duration) {
         self.suspect_silent(now);
         let known = peers::known(&self.peers).collect();
         let whom = members::sample(&mut self.rng, known, self.settings.sample).into_iter().cloned().collect();

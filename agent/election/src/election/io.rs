@@ -187,7 +187,7 @@ pub enum Command {
     /// Read the wanted VIPs again.
     Reload,
     /// Send a round of heartbeats to the peers
-    /// ([`Membership::send_heartbeats`](crate::membership::Membership::send_heartbeats)).
+    /// ([`Membership::schedule_heartbeats`](crate::membership::Membership::schedule_heartbeats)).
     Heartbeat,
     /// Discard the evidence so far
     /// ([`Membership::discard_evidence`](crate::membership::Membership::discard_evidence)).

@@ -37,6 +37,9 @@ impl Membership {
     pub(super) fn handle_timer(&mut self, timer: Timer, due: Duration, now: Duration) {
         match timer {
             Timer::Swim(timer) => self.swim_timer(timer, due, now),
+            Timer::Heartbeats if due == self.pace.next_beat => self.send_heartbeats(now),
+            // The event loop had another heartbeat since.
+            Timer::Heartbeats => {}
             Timer::Again(asked) => self.ask_again(asked, now),
             Timer::AskSuspect(name) => self.ask_suspect(name, due, now),
             Timer::ConfirmDown(left) => self.confirm_down(left, now),

@@ -24,6 +24,8 @@ pub struct MembershipSettings {
     /// The time after which a few nodes that are not alive are contacted again, and a peer is told
     /// again which nodes left.
     pub join: Duration,
+    /// The time from a heartbeat of the event loop to the heartbeats whose answers the next one uses.
+    pub round: Duration,
     /// A heartbeat without an answer is repeated after this time, and after twice this time.
     pub again: Duration,
     /// An [`ElectionMessage::Take`](super::ElectionMessage::Take) counts no longer than this after
@@ -72,6 +74,7 @@ impl Default for MembershipSettings {
             gossip: milliseconds(100),
             alarm: milliseconds(20),
             join: milliseconds(1000),
+            round: milliseconds(90),
             again: milliseconds(30),
             fresh: milliseconds(150),
             sample: SAMPLE,

@@ -1,6 +1,6 @@
 //! Tests the evidence of answered heartbeats: that this node is alive, and since when others are silent.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     network::{HEARTBEAT, Network, ms, name},
@@ -10,7 +10,7 @@ use crate::membership::{
     MemberStatus, Membership,
     heartbeats::nanoseconds,
     swim::MemberId,
-    wire::{Ack, Gone, StateVersion, Wire},
+    wire::{Ack, Gone, Heartbeat, StateVersion, Wire},
 };
 use vipmux_model::NodeName;
 
@@ -121,6 +121,29 @@ fn the_next_round_brings_no_discarded_evidence_back() {
         membership.send_heartbeats(now);
         assert_eq!(membership.peers().evidence, None, "nobody has answered since");
     });
+}
+
+#[test]
+fn the_others_are_asked_just_before_the_heartbeat_of_the_event_loop_that_uses_their_answers() {
+    let mut network = together(3, 12);
+    let (mut member, start) = (network.take(0), network.now + HEARTBEAT);
+    let mut rounds = BTreeSet::new();
+    for after in 0..600 {
+        let now = start + ms(after);
+        // The fourth one is late.
+        if [0, 100, 200, 450, 550].contains(&after) {
+            assert!(after == 0 || member.peers().evidence == rounds.last().copied());
+            member.schedule_heartbeats(now);
+        }
+        member.turn(now);
+        for (to, payload) in member.take_outbox() {
+            let Ok(Wire::Heartbeat(Heartbeat { asked, .. })) = Wire::decode(&payload) else { continue };
+            rounds.insert(Duration::from_nanos(asked));
+            let ack = Ack { asked, at: StateVersion::default(), disowned: None, gone: Vec::new() };
+            member.receive(&to, &Wire::Ack(ack).encode().unwrap(), now).unwrap();
+        }
+    }
+    assert!(rounds.into_iter().eq([0, 90, 190, 290, 450, 540].map(|after| start + ms(after))));
 }
 
 /// The answer of a node that considers this generation of `gone` down.

@@ -193,7 +193,7 @@ impl Network {
             self.act(node, |membership, now| {
                 membership.turn(now);
                 if ask {
-                    membership.send_heartbeats(now);
+                    membership.schedule_heartbeats(now);
                 }
             });
         }
