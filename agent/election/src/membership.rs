@@ -3,14 +3,14 @@
 //! Payloads and the time come in. Payloads to send and events are taken out. It has four parts:
 //!
 //! - *SWIM* ([`foca`]) finds out which nodes are down. Each node probes another one every
-//!   [`MembershipSettings::probe_period`], directly and through others. Gossip distributes the
-//!   results. The majority decides: after a partition, a node that was not with a majority forgets
-//!   the nodes that it considered down. Its peers notify it that it was down itself.
+//!   [`MembershipSettings::probe_period`], directly and through others, unless all members answer its
+//!   heartbeats. Gossip distributes the results. The majority decides: after a partition, a node that
+//!   was not with a majority forgets the nodes that it considered down. Its peers notify it that it
+//!   was down itself.
 //! - *Heartbeats* ([`Membership::schedule_heartbeats`]) are the evidence for the fence: a node that
 //!   answers considers us alive. They leave shortly before the event loop's heartbeat that uses the
-//!   answers. Nodes that SWIM suspects get heartbeats too, and a node that
-//!   answers is not down. Heartbeats go both ways, and there are more of them than of SWIM's
-//!   probes. Where all nodes are asked, one that does not answer a round is suspected, too.
+//!   answers. Nodes that SWIM suspects get heartbeats too, and a node that answers is not down.
+//!   Where all nodes are asked, one that does not answer a round is suspected, too.
 //! - *Farewells*: a node that leaves says so to all. A heartbeat has the number of members that its
 //!   sender knows. A sender that knows more than the receiver may have missed a farewell, and gets
 //!   the list of departed nodes.
@@ -412,11 +412,16 @@ impl Membership {
 
     /// Asks all known members, or a sample of them, whether they consider this node alive.
     fn send_heartbeats(&mut self, now: Duration) {
+        let suffice = self.heartbeats_suffice(now);
         self.suspect_silent(now);
         let known = peers::known(&self.peers).collect();
         let whom = members::sample(&mut self.rng, known, self.settings.sample).into_iter().cloned().collect();
         self.begin_round(whom, now);
         self.pace.beat = now;
+        let probe = self.swim.probe.take_if(|_| !suffice);
+        for timer in self.swim.gossip.take().into_iter().chain(probe) {
+            self.swim_timer(timer, now, now);
+        }
     }
 
     /// Asks one peer for its state. There is an event once the copy of its state is as new as `now`

@@ -16,7 +16,7 @@ pub enum Mutation {
     LeadsInSpiteOfConflict,
     /// A node goes on answering while it transfers leadership.
     AnswersWhileHanding,
-    /// Evidence counts from the time of the answer, not from the time of the question.
+    /// Evidence counts from the heartbeat after the answer, not from the time of the question.
     CountsFromTheAnswer,
     /// A node keeps its leadership although another one claims a later epoch.
     IgnoresClaims,

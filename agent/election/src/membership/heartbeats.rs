@@ -24,14 +24,20 @@ impl Membership {
         self.send_to_all(&whom, self.heartbeat(now));
         self.evidence.rounds.begin(now, whom);
         self.set(now + self.settings.again, Timer::Again(now));
-        self.set(now + self.settings.again * 2, Timer::Again(now));
         self.update_evidence(now);
     }
 
     /// Repeats the heartbeats of the round `asked` that were not answered.
     pub(super) fn ask_again(&mut self, asked: Duration, now: Duration) {
         let silent: Vec<_> = self.evidence.rounds.silent(asked).cloned().collect();
+        if silent.is_empty() {
+            return;
+        }
         self.send_to_all(&silent, Heartbeat { asked: nanoseconds(asked), ..self.heartbeat(now) });
+        let second = asked + self.settings.again * 2;
+        if now < second {
+            self.set(second, Timer::Again(asked));
+        }
     }
 
     fn send_to_all<'a>(&mut self, whom: impl IntoIterator<Item = &'a NodeName>, ask: Heartbeat) {
@@ -139,6 +145,9 @@ impl Membership {
             self.output.changed = true;
         }
         let (answers, of) = self.evidence.rounds.answered(asked, from);
+        if answers == of {
+            self.timers.due.retain(|_, timer| !matches!(timer, Timer::Again(round) if *round == asked));
+        }
         if self.view.known <= self.settings.sample {
             self.update_evidence(now);
             self.update_silence();

@@ -72,7 +72,19 @@ impl Membership {
         }
     }
 
-    fn swim_timer(&mut self, timer: foca::Timer<MemberId>, due: Duration, now: Duration) {
+    /// Returns whether SWIM need not probe: heartbeats go to all members, and all that are alive answered one
+    /// lately.
+    pub(super) fn heartbeats_suffice(&self, now: Duration) -> bool {
+        let answered = |peer: &Peer| peer.answered.is_some_and(|answered| now < answered + self.settings.suspicion);
+        let mut alive = self.peers.members.values().filter(|peer| peer.status.is_alive());
+        self.view.known <= self.settings.sample && alive.all(answered)
+    }
+
+    pub(super) fn swim_timer(&mut self, timer: foca::Timer<MemberId>, due: Duration, now: Duration) {
+        if matches!(timer, foca::Timer::ProbeRandomMember(_)) && self.heartbeats_suffice(now) {
+            self.swim.probe = Some(timer);
+            return;
+        }
         if let foca::Timer::ChangeSuspectToDown { member_id, .. } = &timer {
             // A node that slept does not know whether it was answered.
             if now.saturating_sub(due) > self.settings.probe_period {
@@ -101,7 +113,11 @@ impl Membership {
                 if let foca::Timer::ChangeSuspectToDown { member_id, .. } = &timer {
                     self.suspect(*member_id, now);
                 }
-                self.set(now + after, Timer::Swim(timer));
+                if matches!(timer, foca::Timer::PeriodicGossip(_)) {
+                    self.swim.gossip = Some(timer);
+                } else {
+                    self.set(now + after, Timer::Swim(timer));
+                }
             }
             while let Some((to, packet)) = self.swim.outputs.to_send() {
                 if let Some(name) = self.nodes.get(&to.node).filter(|name| **name != self.local).cloned() {
@@ -244,8 +260,8 @@ impl Membership {
         }
     }
 
-    /// Suspects the members that did not answer the last round of heartbeats. SWIM's probe comes later to
-    /// some: each node probes one member at a time. Only in a cluster whose members are all asked.
+    /// Suspects the members that did not answer the last round of heartbeats. Only in a cluster whose members
+    /// are all asked.
     pub(super) fn suspect_silent(&mut self, now: Duration) {
         if self.view.known > self.settings.sample {
             return;

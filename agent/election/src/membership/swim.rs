@@ -63,6 +63,10 @@ pub(super) struct Swim {
     foca: Foca<MemberId, PostcardCodec, XorShiftRng, NoCustomBroadcast>,
     config: Config,
     pub(super) outputs: Outputs,
+    /// The timer of the next probe, while heartbeats suffice.
+    pub(super) probe: Option<foca::Timer<MemberId>>,
+    /// The timer of the next gossip, which goes out with heartbeats.
+    pub(super) gossip: Option<foca::Timer<MemberId>>,
 }
 
 impl Swim {
@@ -83,7 +87,7 @@ impl Swim {
             periodic_gossip: Some(PeriodicParams { frequency: settings.gossip, num_members: FEW }),
         };
         let foca = Foca::new(identity, config.clone(), XorShiftRng::seed_from_u64(seed), PostcardCodec);
-        Self { foca, config, outputs: Outputs::new() }
+        Self { foca, config, outputs: Outputs::new(), probe: None, gossip: None }
     }
 
     pub(super) fn identity(&self) -> MemberId {
@@ -151,6 +155,7 @@ impl Swim {
     pub(super) fn forget_downs(&mut self, seed: u64) -> Result<(), Error> {
         let alive: Vec<_> = self.foca.iter_members().cloned().collect();
         let rng = XorShiftRng::seed_from_u64(seed);
+        (self.probe, self.gossip) = (None, None);
         self.foca = Foca::new(self.identity(), self.config.clone(), rng, PostcardCodec);
         self.foca.apply_many(alive.into_iter(), false, &mut self.outputs)
     }

@@ -507,7 +507,7 @@ impl Agent {
     fn counted_from_the_answer(&mut self, now: Duration) -> Peers {
         let mut peers = self.membership.peers().clone();
         if peers.evidence != self.evidence.0 {
-            self.evidence = (peers.evidence, now);
+            self.evidence = (peers.evidence, now + HEARTBEAT);
         }
         peers.evidence = peers.evidence.map(|_| self.evidence.1);
         peers
