@@ -4,6 +4,7 @@
 
 mod cost;
 mod evidence;
+mod format;
 mod network;
 mod payloads;
 mod states;
