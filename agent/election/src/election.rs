@@ -89,6 +89,7 @@ use crate::{
     membership::{Item, ItemKey, MemberStatus, Peer, Peers},
     mutation::Mutated,
     placement::{Candidate, Candidates},
+    store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -236,16 +237,6 @@ impl Election {
     pub(crate) fn mutate(&mut self, mutation: Option<Mutation>) {
         self.mutated = Mutated::new(mutation);
         self.fence = Fence::new(self.settings.lease, self.mutated);
-    }
-
-    /// Returns this node.
-    pub(crate) const fn local(&self) -> &NodeName {
-        &self.local
-    }
-
-    /// Returns whether this node may answer at `now`.
-    pub(crate) fn may_answer(&self, now: Duration) -> bool {
-        self.fence.is_open(now)
     }
 
     /// Returns whether this node may answer at `now`, and only because its record in the store says so.
@@ -398,7 +389,7 @@ impl Election {
     fn set_wanted(&mut self, wanted: Arc<BTreeMap<Vip, Candidates>>, now: Duration) {
         if !self.fence.is_informed() && !self.surveys.ended && !self.surveys.under_way {
             self.survey();
-            self.read_own_record(None);
+            self.read_own_record(None, now);
         }
         self.fence.inform();
         self.schedule.dirty = true;
@@ -556,7 +547,7 @@ impl Election {
 
     fn survey(&mut self) {
         self.surveys.under_way = true;
-        self.commands.push(Command::Survey);
+        self.commands.push(Command::Store(StoreOperation::Survey));
     }
 
     /// Handles the result of a survey. `leases` is `None` if the store is unavailable.
@@ -575,7 +566,8 @@ impl Election {
                 self.index.touched.insert(*vip);
             }
             if lease.holder == self.local && state.own.is_none() && self.availability.lossy.contains(vip) {
-                self.commands.push(Command::Delete { vip: *vip, version: lease.version.clone() });
+                let delete = StoreOperation::Delete { vip: *vip, version: lease.version.clone() };
+                self.commands.push(Command::Store(delete));
             }
         }
         for vip in self.lost_leases(&leases, asked) {
@@ -609,7 +601,7 @@ impl Election {
         if let Some(vip) = leftover.iter().find(|(_, leftover)| old(leftover)).map(|(vip, _)| *vip)
             && let Some((lease, _)) = leftover.remove(&vip)
         {
-            self.commands.push(Command::Delete { vip, version: lease.version });
+            self.commands.push(Command::Store(StoreOperation::Delete { vip, version: lease.version }));
         }
     }
 }

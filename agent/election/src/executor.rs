@@ -13,7 +13,7 @@ use crate::{
     Command, Election, Input, PeerAnnouncement, StoreOperation,
     membership::{Full, Membership, MembershipEvent, Peers},
 };
-use vipmux_model::{NodeName, Vip};
+use vipmux_model::Vip;
 
 /// The kernel and the store of a node.
 pub trait NodeIo {
@@ -155,49 +155,25 @@ impl Executor {
                 }
             }
             Command::Withdraw(key) => membership.withdraw(key, now),
-            Command::Read(vip) => self.operate(&StoreOperation::Read(*vip), Some(*vip), io),
-            Command::Swap { vip, expected, epoch } => {
-                let (vip, expected, holder) = (*vip, expected.clone(), self.election.local().clone());
-                self.operate(&StoreOperation::Swap { vip, expected, holder, epoch: *epoch }, Some(vip), io);
-            }
-            Command::Delete { vip, version } => {
-                self.operate(&StoreOperation::Delete { vip: *vip, version: version.clone() }, None, io);
-            }
-            Command::ReadRecord(node) => {
-                let urgent = self.is_urgent(node);
-                self.operate(&StoreOperation::ReadRecord { node: node.clone(), urgent }, None, io);
-            }
-            Command::SwapRecord { node, expected, content } => {
-                let (urgent, node) = (self.is_urgent(node), node.clone());
-                let (expected, content) = (expected.clone(), content.clone());
-                self.operate(&StoreOperation::SwapRecord { node, urgent, expected, content }, None, io);
-            }
-            Command::Survey => self.operate(&StoreOperation::Survey, None, io),
+            Command::Store(operation) => self.operate(operation, io),
             Command::Reload | Command::Probe { .. } | Command::Conflict { .. } | Command::Forged { .. } => {}
         }
         Ok(())
     }
 
-    /// Begins an operation, which is the latest one on the Lease of `vip`.
-    fn operate<T: NodeIo>(&mut self, operation: &StoreOperation, vip: Option<Vip>, io: &mut T) {
+    fn operate<T: NodeIo>(&mut self, operation: &StoreOperation, io: &mut T) {
         let mut asked = self.now;
-        if let Some(vip) = vip {
+        if let StoreOperation::Read(vip) | StoreOperation::Swap { vip, .. } = operation {
             // The time identifies an operation, so two of a VIP must not have the same nanosecond.
             self.operations += 1;
             asked += Duration::from_nanos(self.operations % 1_000);
-            self.latest.insert(vip, asked);
+            self.latest.insert(*vip, asked);
         }
         if !io.begin(operation.clone(), asked)
             && let Some(failed) = operation.failed(asked)
         {
             self.push_report(asked, failed);
         }
-    }
-
-    /// Returns whether an operation on this record may be what this node answers by after its deadline. Once the
-    /// deadline has passed, the operation saves nothing.
-    fn is_urgent(&self, node: &NodeName) -> bool {
-        node == self.election.local() && self.election.may_answer(self.now)
     }
 }
 

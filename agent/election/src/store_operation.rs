@@ -35,7 +35,8 @@ pub enum StoreOperation {
     ReadRecord {
         /// The node.
         node: NodeName,
-        /// It is this node's own record, and the node answers for VIPs no longer than the evidence that this is for.
+        /// It is this node's own record, and may be what the node answers by after its deadline. Once the deadline
+        /// has passed, the operation saves nothing.
         urgent: bool,
     },
     /// Writes a node's record, if it has the version `expected`.

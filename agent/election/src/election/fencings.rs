@@ -17,6 +17,7 @@ use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
     membership::Peers,
     mutation::Mutation,
+    store_operation::StoreOperation,
 };
 use vipmux_model::NodeName;
 
@@ -162,6 +163,16 @@ impl Fencings {
     }
 }
 
+/// Returns the command to read the record of another node.
+const fn read_record(node: NodeName) -> Command {
+    Command::Store(StoreOperation::ReadRecord { node, urgent: false })
+}
+
+/// Returns the command to write it.
+const fn swap_record(node: NodeName, expected: Option<Version>, content: RecordContent) -> Command {
+    Command::Store(StoreOperation::SwapRecord { node, urgent: false, expected, content })
+}
+
 impl Election {
     /// Begins to read the records of nodes for an aim. Called again and again as long as VIPs wait for it.
     pub(super) fn read_records(&mut self, nodes: BTreeSet<NodeName>, aim: Aim, peers: &Peers, now: Duration) {
@@ -175,7 +186,7 @@ impl Election {
                 now >= until
             });
             if begins {
-                self.commands.push(Command::ReadRecord(node.clone()));
+                self.commands.push(read_record(node.clone()));
                 let stage = FencingStage::Read { challenged: false };
                 self.fencings.nodes.insert(node, Fencing { stage, aim, began: now });
             }
@@ -193,11 +204,8 @@ impl Election {
                 FencingStage::Wait { version, promise, until } if now >= until || fencing.aim == Aim::Displace => {
                     fencing.stage = FencingStage::Fence;
                     let standing = RecordStanding::Fenced(self.local.clone());
-                    self.commands.push(Command::SwapRecord {
-                        node: node.clone(),
-                        expected: Some(version),
-                        content: RecordContent { standing, promise },
-                    });
+                    let content = RecordContent { standing, promise };
+                    self.commands.push(swap_record(node.clone(), Some(version), content));
                 }
                 FencingStage::Wait { until, .. } => self.schedule.wake_at(until),
                 FencingStage::Pause { until } | FencingStage::Fenced { until } if until > now => {
@@ -231,7 +239,7 @@ impl Election {
             }
             (FencingStage::Fence, RecordOutcome::Swapped(_)) => Some(FencingStage::Fenced { until: now + FENCED }),
             (stage, RecordOutcome::Conflict) => {
-                self.commands.push(Command::ReadRecord(node.clone()));
+                self.commands.push(read_record(node.clone()));
                 Some(FencingStage::Read { challenged: matches!(stage, FencingStage::Fence) })
             }
             _ => Some(FencingStage::Pause { until: now + UNAVAILABLE }),
@@ -310,6 +318,6 @@ impl FencingScene<'_> {
             _ => RecordStanding::Challenged(by),
         };
         let content = RecordContent { standing, promise };
-        (Some(stage), Some(Command::SwapRecord { node: self.node.clone(), expected: version, content }))
+        (Some(stage), Some(swap_record(self.node.clone(), version, content)))
     }
 }

@@ -11,9 +11,10 @@ use vipmux_common::abi::Mac;
 
 use super::role::Lost;
 use crate::{
-    lease::{Lease, NodeRecord, RecordContent, StoreId, Version},
+    lease::{Lease, NodeRecord, StoreId, Version},
     membership::{ElectionMessage, Item, ItemKey, Why},
     placement::Candidates,
+    store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -47,14 +48,14 @@ pub enum Input {
         /// The message.
         message: ElectionMessage,
     },
-    /// The result of a [`Command::Read`] or [`Command::Swap`].
+    /// The result of a [`StoreOperation::Read`] or [`StoreOperation::Swap`].
     Stored {
         /// The VIP.
         vip: Vip,
         /// The result.
         outcome: LeaseOutcome,
     },
-    /// The result of a [`Command::Survey`].
+    /// The result of a [`StoreOperation::Survey`].
     Surveyed {
         /// The time at which the store was asked.
         asked: Duration,
@@ -63,7 +64,7 @@ pub enum Input {
     },
     /// The id of the directory of Leases: the store works. An API server has none, and this is never given.
     Store(StoreId),
-    /// The result of a [`Command::ReadRecord`] or [`Command::SwapRecord`].
+    /// The result of a [`StoreOperation::ReadRecord`] or [`StoreOperation::SwapRecord`].
     Recorded {
         /// The node.
         node: NodeName,
@@ -192,37 +193,9 @@ pub enum Command {
     /// Discard the evidence so far
     /// ([`Membership::discard_evidence`](crate::membership::Membership::discard_evidence)).
     DiscardEvidence,
-    /// Read a Lease. Only the result of the latest operation on a VIP may be given back.
-    Read(Vip),
-    /// Write a Lease with this node as its holder.
-    Swap {
-        /// The VIP.
-        vip: Vip,
-        /// The version that it must have; `None`: it must not exist.
-        expected: Option<Version>,
-        /// The epoch.
-        epoch: u64,
-    },
-    /// Read the record of a node. At most one operation on a node's record is under way.
-    ReadRecord(NodeName),
-    /// Write the record of a node.
-    SwapRecord {
-        /// The node.
-        node: NodeName,
-        /// The version that it must have; `None`: it must not exist.
-        expected: Option<Version>,
-        /// The new content.
-        content: RecordContent,
-    },
-    /// Read all Leases. At most one survey is under way.
-    Survey,
-    /// Delete a Lease, if it has this version.
-    Delete {
-        /// The VIP.
-        vip: Vip,
-        /// The version.
-        version: Version,
-    },
+    /// Begin an operation at the store. Only the result of the latest one on a VIP's Lease may be given back. At
+    /// most one survey, and one operation on each node's record, is under way.
+    Store(StoreOperation),
     /// Send a message to a peer.
     Send {
         /// The receiver.

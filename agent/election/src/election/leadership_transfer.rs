@@ -18,6 +18,7 @@ use crate::{
     membership::{ElectionMessage, Peers, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement},
+    store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -91,7 +92,7 @@ impl Election {
                 self.give_up(vip, Lost::Forbidden, now);
             } else if let Some(Lease { version, .. }) = self.give_up(vip, Lost::Lossy, now) {
                 // A Lease would say that the VIP is announced.
-                self.commands.push(Command::Delete { vip, version });
+                self.commands.push(Command::Store(StoreOperation::Delete { vip, version }));
             }
         }
         let batch = if self.has_trouble(now) { 1 } else { balance_batch(spare) };

@@ -15,6 +15,7 @@ use crate::{
     lease::{Lease, Version},
     membership::{Peers, Why},
     mutation::Mutation,
+    store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -83,7 +84,7 @@ impl VipState {
         }
         cx.commands.push(match operation {
             LeaseOperation::Detect => Command::Probe { vip: cx.vip, detect: true },
-            _ => Command::Read(cx.vip),
+            _ => Command::Store(StoreOperation::Read(cx.vip)),
         });
         (self.operation, self.operating_since) = (Some(operation), cx.now);
         self.hedge_later(cx);
@@ -175,7 +176,8 @@ impl VipState {
     fn swap(&mut self, lease: Option<&Lease>, epoch: u64, operation: LeaseOperation, cx: &mut Context<'_>) {
         self.operation = Some(operation);
         let expected = lease.map(|lease| lease.version.clone());
-        cx.commands.push(Command::Swap { vip: cx.vip, expected, epoch });
+        let (vip, holder) = (cx.vip, cx.local.clone());
+        cx.commands.push(Command::Store(StoreOperation::Swap { vip, expected, holder, epoch }));
     }
 
     /// Waits no longer for the store's answer about an own VIP: the connection may be gone on which it

@@ -32,6 +32,7 @@ use super::{Command, Election, HEARTBEAT, Lost, io::RecordOutcome};
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
     membership::{MemberStatus, Peers},
+    store_operation::StoreOperation,
 };
 use vipmux_model::NodeName;
 
@@ -108,10 +109,11 @@ fn back_off(node: &NodeName, failures: u32) -> Duration {
 impl Election {
     /// Reads this node's record, to find out whether there is one and what others wrote. It is evidence for
     /// `promise`, at most.
-    pub(super) fn read_own_record(&mut self, promise: Option<Duration>) {
+    pub(super) fn read_own_record(&mut self, promise: Option<Duration>, now: Duration) {
         if self.record.operation.is_none() {
             self.record.operation = Some(OwnOperation::Read { promise });
-            self.commands.push(Command::ReadRecord(self.local.clone()));
+            let (node, urgent) = (self.local.clone(), self.fence.is_open(now));
+            self.commands.push(Command::Store(StoreOperation::ReadRecord { node, urgent }));
         }
     }
 
@@ -182,17 +184,18 @@ impl Election {
         let evidence = (!self.has_answers(peers, now)).then_some(promise);
         let suffices = self.record.confirmed >= Some(promise) && !retracts;
         if self.record.unread || suffices {
-            return self.read_own_record(evidence);
+            return self.read_own_record(evidence, now);
         }
         // The kernel may still answer by a longer one.
         let written = if retracts { promise } else { promise.max(self.record.promise) };
         self.record.operation = Some(OwnOperation::Confirm { promise: evidence, written });
         self.record.promise = self.record.promise.max(written);
-        self.commands.push(Command::SwapRecord {
+        self.commands.push(Command::Store(StoreOperation::SwapRecord {
             node: self.local.clone(),
+            urgent: self.fence.is_open(now),
             expected: self.record.version.clone(),
             content: RecordContent { standing: RecordStanding::Confirmed, promise: written },
-        });
+        }));
     }
 
     /// Handles the result of an operation on a record, asked for at `asked`.
@@ -275,7 +278,7 @@ impl Election {
     pub(super) fn record_changed(&mut self, node: &NodeName, record: Option<&NodeRecord>, now: Duration) {
         let Some(record) = record else {
             if *node == self.local {
-                self.read_own_record(None);
+                self.read_own_record(None, now);
             } else {
                 self.fencings.forget(node);
             }
@@ -285,7 +288,7 @@ impl Election {
             // An operation that is under way finds out by itself. What this node wrote says nothing.
             let is_own = record.content.standing == RecordStanding::Confirmed;
             if self.record.operation.is_none() && !is_own && self.record.version.as_ref() != Some(&record.version) {
-                self.read_own_record(None);
+                self.read_own_record(None, now);
             }
             return;
         }

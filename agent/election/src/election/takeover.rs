@@ -15,6 +15,7 @@ use crate::{
     membership::{Claimed, Peer, Peers, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement, Preference, Preferences, Readiness},
+    store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -93,7 +94,7 @@ impl Election {
             if is_contested && is_free {
                 (state.operation, state.operating_since) = (Some(LeaseOperation::CheckRead), now);
                 state.not_before = now + CLAIMLESS;
-                self.commands.push(Command::Read(*vip));
+                self.commands.push(Command::Store(StoreOperation::Read(*vip)));
             }
         }
     }

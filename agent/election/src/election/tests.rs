@@ -206,9 +206,14 @@ impl Bench {
     /// Returns the commands about nodes' records since the last call, as text.
     fn recorded(&mut self) -> Vec<String> {
         let line = |command: &Command| {
+            if let Command::Store(operation) = command {
+                let is_own = record_node(operation) == Some(&self.election.local);
+                assert!(is_own || !operation.is_urgent(), "the election waits for no other record: {operation:?}");
+            }
             Some(match command {
-                Command::ReadRecord(node) => format!("read {node}"),
-                Command::SwapRecord { node, expected, content: RecordContent { standing, promise } } => {
+                Command::Store(StoreOperation::ReadRecord { node, .. }) => format!("read {node}"),
+                Command::Store(StoreOperation::SwapRecord { node, expected, content, .. }) => {
+                    let RecordContent { standing, promise } = content;
                     let expected = expected.as_ref().map_or("none", Version::as_str);
                     match standing {
                         RecordStanding::Confirmed => {
@@ -222,7 +227,7 @@ impl Bench {
             })
         };
         let recorded = self.commands.iter().filter_map(line).collect();
-        self.commands.retain(|command| !matches!(command, Command::ReadRecord(_) | Command::SwapRecord { .. }));
+        self.commands.retain(|command| !is_about_record(command));
         recorded
     }
 
@@ -245,27 +250,25 @@ impl Bench {
 
     /// Returns the other commands since the last call, as text.
     fn said(&mut self) -> Vec<String> {
-        let records = |command: &Command| matches!(command, Command::ReadRecord(_) | Command::SwapRecord { .. });
-        let (kept, said) = std::mem::take(&mut self.commands).into_iter().partition::<Vec<_>, _>(records);
+        let (kept, said) = std::mem::take(&mut self.commands).into_iter().partition::<Vec<_>, _>(is_about_record);
         self.commands = kept;
         let line = |command: &Command| {
             Some(match command {
                 Command::Heartbeat
                 | Command::Extend(_)
                 | Command::Publish(Item::Ready(_))
-                | Command::ReadRecord(_)
-                | Command::SwapRecord { .. } => return None,
+                | Command::Store(StoreOperation::ReadRecord { .. } | StoreOperation::SwapRecord { .. }) => return None,
                 Command::Follow { why, .. } => format!("follow: {why}"),
                 Command::Lead { epoch, why, .. } => format!("lead {epoch}: {why}"),
                 Command::Reload => "gather".into(),
                 Command::DiscardEvidence => "renounce".into(),
-                Command::Read(_) => "read".into(),
-                Command::Swap { expected, epoch, .. } => match expected {
+                Command::Store(StoreOperation::Read(_)) => "read".into(),
+                Command::Store(StoreOperation::Swap { expected, epoch, .. }) => match expected {
                     Some(version) => format!("swap {version} for {epoch}"),
                     None => format!("create {epoch}"),
                 },
-                Command::Survey => "survey".into(),
-                Command::Delete { version, .. } => format!("delete {version}"),
+                Command::Store(StoreOperation::Survey) => "survey".into(),
+                Command::Store(StoreOperation::Delete { version, .. }) => format!("delete {version}"),
                 Command::Send { to, message } => match message {
                     ElectionMessage::Take { epoch, .. } => format!("{to}: take {epoch}"),
                     ElectionMessage::Taken { epoch, .. } => format!("{to}: taken {epoch}"),
@@ -284,6 +287,18 @@ impl Bench {
         };
         said.iter().filter_map(line).collect()
     }
+}
+
+/// Returns the node whose record the operation reads or writes.
+fn record_node(operation: &StoreOperation) -> Option<&NodeName> {
+    match operation {
+        StoreOperation::ReadRecord { node, .. } | StoreOperation::SwapRecord { node, .. } => Some(node),
+        _ => None,
+    }
+}
+
+fn is_about_record(command: &Command) -> bool {
+    matches!(command, Command::Store(operation) if record_node(operation).is_some())
 }
 
 fn read(lease: Option<Lease>) -> Input {

@@ -1,6 +1,6 @@
 //! Tests the executor with a kernel that only counts, and a store that may refuse.
 
-use std::{convert::Infallible, sync::Arc};
+use std::convert::Infallible;
 
 use super::*;
 use crate::{ElectionSettings, LEASE, LeaseOutcome, RecordOutcome, membership::MembershipSettings};
@@ -58,9 +58,9 @@ impl Bench {
         Self { executor, membership, io: Io::default() }
     }
 
-    /// Executes these commands. Returns the operations that began.
-    fn execute(&mut self, commands: impl IntoIterator<Item = Command>) -> Vec<(StoreOperation, Duration)> {
-        self.executor.commands.extend(commands);
+    /// Executes the commands of these operations. Returns the operations that began.
+    fn execute(&mut self, operations: impl IntoIterator<Item = StoreOperation>) -> Vec<(StoreOperation, Duration)> {
+        self.executor.commands.extend(operations.into_iter().map(Command::Store));
         while let Ok(Some(_)) = self.executor.execute_next(&mut self.membership, &mut self.io) {}
         std::mem::take(&mut self.io.begun)
     }
@@ -73,8 +73,8 @@ impl Bench {
 #[test]
 fn only_the_latest_operation_on_a_lease_counts() {
     let mut bench = Bench::new();
-    let swap = Command::Swap { vip: vip4(1), expected: None, epoch: 1 };
-    let begun = bench.execute([Command::Read(vip4(1)), swap, Command::Read(vip4(2))]);
+    let swap = StoreOperation::Swap { vip: vip4(1), expected: None, holder: node_name("here"), epoch: 1 };
+    let begun = bench.execute([StoreOperation::Read(vip4(1)), swap, StoreOperation::Read(vip4(2))]);
     let [read, swap, other] = begun.iter().map(|(_, asked)| *asked).collect::<Vec<_>>().try_into().unwrap();
     assert!(T < read && read < swap && swap < other && other < T + Duration::from_micros(1));
     let conflict = |vip| Input::Stored { vip, outcome: LeaseOutcome::Conflict };
@@ -88,9 +88,9 @@ fn only_the_latest_operation_on_a_lease_counts() {
 fn an_operation_that_cannot_begin_has_failed() {
     let mut bench = Bench::new();
     bench.io.refuses = true;
-    let delete = Command::Delete { vip: vip4(1), version: crate::lease::Version::new("1") };
-    let begun =
-        bench.execute([Command::Read(vip4(1)), Command::ReadRecord(node_name("there")), Command::Survey, delete]);
+    let delete = StoreOperation::Delete { vip: vip4(1), version: crate::lease::Version::new("1") };
+    let read = StoreOperation::ReadRecord { node: node_name("there"), urgent: false };
+    let begun = bench.execute([StoreOperation::Read(vip4(1)), read, StoreOperation::Survey, delete]);
     let recorded = Input::Recorded { node: node_name("there"), asked: T, outcome: RecordOutcome::Unavailable };
     let failed = [
         Input::Stored { vip: vip4(1), outcome: LeaseOutcome::Unavailable },
@@ -100,22 +100,6 @@ fn an_operation_that_cannot_begin_has_failed() {
     assert_eq!(bench.inputs(), failed.map(|input| format!("{input:?}")));
     bench.executor.push_report(begun[0].1, Input::Stored { vip: vip4(1), outcome: LeaseOutcome::Conflict });
     assert!(bench.executor.next_input().is_none(), "it has ended");
-}
-
-#[test]
-fn an_operation_on_this_nodes_record_is_urgent_as_long_as_the_node_answers() {
-    let mut bench = Bench::new();
-    let is_urgent = |bench: &mut Bench, name| matches!(*bench.execute([Command::ReadRecord(node_name(name))]), [(ref read, _)] if read.is_urgent());
-    assert!(!is_urgent(&mut bench, "here"));
-    let peers = Peers { evidence: Some(T), majority: true, ..Peers::default() };
-    bench.executor.push([Input::Wanted(Arc::default()), Input::Tick { carrier: true }]);
-    while bench.executor.next_input().is_some() {
-        bench.executor.handle_next(&peers, T);
-        bench.execute([]);
-    }
-    assert!(is_urgent(&mut bench, "here") && !is_urgent(&mut bench, "there"));
-    bench.executor.now += LEASE;
-    assert!(!is_urgent(&mut bench, "here"), "it has nothing to lose any more");
 }
 
 #[test]

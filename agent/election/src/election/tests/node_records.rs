@@ -30,6 +30,21 @@ fn without_a_majority_a_node_reads_its_record_and_answers_as_long_as_that_says()
     assert_eq!(bench.recorded(), ["read a"]);
 }
 
+#[test]
+fn an_operation_on_this_nodes_record_is_urgent_as_long_as_the_node_answers() {
+    let urgent = |bench: &mut Bench| {
+        let commands = std::mem::take(&mut bench.commands).into_iter();
+        let operation = |command| if let Command::Store(operation) = command { Some(operation) } else { None };
+        commands.filter_map(operation).map(|operation| operation.is_urgent()).collect::<Vec<_>>()
+    };
+    let mut bench = alone();
+    assert_eq!(urgent(&mut bench), [true]);
+    bench.give(recorded("a", bench.now, RecordOutcome::Unavailable));
+    bench.later(LEASE * 2).give(Input::Tick { carrier: true }).want(&["a"]);
+    bench.later(ms(200)).give(Input::Tick { carrier: true });
+    assert_eq!(urgent(&mut bench), [false], "it has nothing to lose any more");
+}
+
 /// So that others can keep something in it.
 #[test]
 fn a_record_that_is_missing_is_created() {
@@ -374,7 +389,7 @@ fn a_refused_confirmation_is_repeated_before_the_evidence_lapses() {
         let next = bench.election.next().unwrap();
         assert!(next > bench.now && next + LEASE / 6 <= deadline, "{promise:?}: it has time to be answered");
         bench.now = next;
-        assert!(bench.election.may_answer(next));
+        assert!(bench.election.fence.is_open(next));
         bench.give(Input::Peers);
         assert_eq!(bench.recorded(), ["read a"]);
         let content = RecordContent { standing: RecordStanding::Confirmed, promise };

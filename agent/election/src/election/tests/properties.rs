@@ -93,11 +93,11 @@ struct World {
     lease: Option<Lease>,
     versions: u64,
     /// The operation on the store whose end is to be given back.
-    operation: Option<Command>,
+    operation: Option<StoreOperation>,
     /// When the store was asked for all Leases, which have not come yet.
     asked: Option<Duration>,
     /// The operations on nodes' records that are under way, and when they began.
-    records: Vec<(Command, Duration)>,
+    records: Vec<(StoreOperation, Duration)>,
     /// This node's record.
     own_record: Option<NodeRecord>,
     /// Until when this node may answer by its record, if the deadline has not passed since.
@@ -219,9 +219,9 @@ impl World {
                 Input::Surveyed { asked, leases }
             }
             Step::Recorded(works) => {
-                let (command, asked) = self.records.pop()?;
-                let (node, outcome) = match command {
-                    Command::SwapRecord { node, content, .. } if works => {
+                let (operation, asked) = self.records.pop()?;
+                let (node, outcome) = match operation {
+                    StoreOperation::SwapRecord { node, content, .. } if works => {
                         self.versions += 1;
                         let version = version(&format!("r{}", self.versions));
                         if node == bench.election.local {
@@ -229,11 +229,13 @@ impl World {
                         }
                         (node, RecordOutcome::Swapped(version))
                     }
-                    Command::ReadRecord(node) if works && node == bench.election.local => {
+                    StoreOperation::ReadRecord { node, .. } if works && node == bench.election.local => {
                         (node, RecordOutcome::Read(self.own_record.clone()))
                     }
-                    Command::ReadRecord(node) if works => (node, RecordOutcome::Read(None)),
-                    Command::SwapRecord { node, .. } | Command::ReadRecord(node) => (node, RecordOutcome::Unavailable),
+                    StoreOperation::ReadRecord { node, .. } if works => (node, RecordOutcome::Read(None)),
+                    StoreOperation::SwapRecord { node, .. } | StoreOperation::ReadRecord { node, .. } => {
+                        (node, RecordOutcome::Unavailable)
+                    }
                     _ => return None,
                 };
                 if works && node == bench.election.local && asked >= self.lapsed {
@@ -254,8 +256,10 @@ impl World {
         })
     }
 
-    fn store(&mut self, operation: Command) -> LeaseOutcome {
-        let Command::Swap { expected, epoch, .. } = operation else { return LeaseOutcome::Read(self.lease.clone()) };
+    fn store(&mut self, operation: StoreOperation) -> LeaseOutcome {
+        let StoreOperation::Swap { expected, epoch, .. } = operation else {
+            return LeaseOutcome::Read(self.lease.clone());
+        };
         if self.lease.as_ref().map(|lease| &lease.version) != expected.as_ref() {
             return LeaseOutcome::Conflict;
         }
@@ -293,16 +297,17 @@ impl World {
                     (self.gathers, self.deadline, self.confirmed, self.lapsed) = (true, None, None, now);
                 }
                 Command::DiscardEvidence => self.bench.peers.evidence = None,
-                Command::Survey => prop_assert_eq!(self.asked.replace(now), None, "one is under way at most"),
-                Command::Read(_) | Command::Swap { .. } => self.operation = Some(command),
-                Command::ReadRecord(ref node) | Command::SwapRecord { ref node, .. } => {
-                    let of = |command: &Command| match command {
-                        Command::ReadRecord(node) | Command::SwapRecord { node, .. } => Some(node.clone()),
-                        _ => None,
-                    };
-                    let is_busy = self.records.iter().any(|(other, _)| of(other).as_ref() == Some(node));
-                    prop_assert!(!is_busy, "one operation on the record of {node} is under way at most");
-                    self.records.insert(0, (command, now));
+                Command::Store(StoreOperation::Survey) => {
+                    prop_assert_eq!(self.asked.replace(now), None, "one is under way at most");
+                }
+                Command::Store(operation) if record_node(&operation).is_some() => {
+                    let node = record_node(&operation);
+                    let is_busy = self.records.iter().any(|(other, _)| record_node(other) == node);
+                    prop_assert!(!is_busy, "one operation on the record of {node:?} is under way at most");
+                    self.records.insert(0, (operation, now));
+                }
+                Command::Store(operation @ (StoreOperation::Read(_) | StoreOperation::Swap { .. })) => {
+                    self.operation = Some(operation);
                 }
                 Command::Probe { .. } => self.probing = true,
                 Command::Publish(Item::Claim { epoch, .. }) => {
