@@ -10,7 +10,7 @@ use crate::membership::{
     items::State,
     peer_record::PeerRecord,
     peers::known,
-    wire::{Departed, MOST_DEPARTED, Wire},
+    wire::{MOST_DEPARTED, Wire},
 };
 use vipmux_model::NodeName;
 
@@ -59,8 +59,7 @@ impl Membership {
                 self.process_swim(now);
             }
             Timer::Farewell(left) => {
-                let MemberId { node, generation } = self.swim.identity();
-                let farewell = Wire::Left(vec![Departed { node, generation }]);
+                let farewell = Wire::Left(vec![self.swim.identity()]);
                 let known: Vec<_> = known(&self.peers).cloned().collect();
                 for name in &known {
                     self.send(name, &farewell);
@@ -327,13 +326,13 @@ impl Membership {
     }
 
     /// Handles that a node left, as it says itself or a node that heard it.
-    pub(super) fn receive_left(&mut self, Departed { node, generation }: Departed, now: Duration) {
-        let Some(name) = self.nodes.get(&node).cloned() else { return };
-        let here = |peer: &Peer| peer.status != MemberStatus::Left && peer.generation <= generation;
+    pub(super) fn receive_left(&mut self, departed: MemberId, now: Duration) {
+        let Some(name) = self.nodes.get(&departed.node).cloned() else { return };
+        let here = |peer: &Peer| peer.status != MemberStatus::Left && peer.generation <= departed.generation;
         if !self.peers.members.get(&name).is_some_and(here) {
             return;
         }
-        let _ = self.swim.learn(MemberId { node, generation }, foca::State::Down, true);
+        let _ = self.swim.learn(departed, foca::State::Down, true);
         self.process_swim(now);
         if let Some(peer) = self.peers.members.get_mut(&name) {
             (peer.status, peer.since) = (MemberStatus::Left, now);
@@ -349,9 +348,7 @@ impl Membership {
             return;
         }
         let left = self.peers.members.iter().filter(|(_, peer)| peer.status == MemberStatus::Left);
-        let departed =
-            |(name, peer): (&NodeName, &Peer)| Departed { node: MemberId::key(name), generation: peer.generation };
-        let departed: Vec<_> = left.map(departed).collect();
+        let departed: Vec<_> = left.map(|(name, peer)| member_id(name, peer)).collect();
         if !departed.is_empty() {
             let some = sample(&mut self.rng, departed, MOST_DEPARTED);
             self.send(to, &Wire::Left(some));

@@ -15,7 +15,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
-use crate::membership::{item_kind::ItemKind, items::ItemChange};
+use crate::membership::{item_kind::ItemKind, items::ItemChange, swim::MemberId};
 use vipmux_model::Vip;
 
 /// The longest payload, bytes. Sealed, with the longest node name, and with the headers of IPv6 and
@@ -50,8 +50,8 @@ pub(super) enum Wire<'a> {
         #[serde(with = "delimited")]
         message: Option<ElectionMessage>,
     },
-    /// These nodes left: the sender itself, or others that reported it.
-    Left(Vec<Departed>),
+    /// These nodes left: the sender itself, or others that reported it. Nothing will follow of these generations.
+    Left(Vec<MemberId>),
 }
 
 /// The question: are you alive, and do you consider me alive?
@@ -63,14 +63,6 @@ pub(super) struct Heartbeat {
     /// The number of members that it knows.
     pub(super) known: u64,
     pub(super) at: StateVersion,
-}
-
-/// A node that left. Nothing will follow of this generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Departed {
-    /// [`MemberId::key`](crate::membership::swim::MemberId::key) of its name.
-    pub(super) node: u64,
-    pub(super) generation: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,7 +11,8 @@ use crate::{
     membership::{
         AgentInfo, ElectionMessage, HashingInfo, Item, ItemKey, ProbedPort, Why, WireVersions,
         items::ItemChange,
-        wire::{Ack, Delta, DeltaChange, Departed, Gone, Heartbeat, Pull, StateVersion, Wire},
+        swim::MemberId,
+        wire::{Ack, Delta, DeltaChange, Gone, Heartbeat, Pull, StateVersion, Wire},
     },
 };
 
@@ -44,7 +45,7 @@ fn payloads_have_the_bytes_that_released_versions_read() {
             Wire::Message { asked: 17, message: Some(ElectionMessage::Declined { vip, epoch: 200 }) },
             &[5, 17, 8, 2, 0, 192, 0, 2, 1, 200, 1],
         ),
-        (Wire::Left(vec![Departed { node: 300, generation: 2 }]), &[6, 1, 172, 2, 2]),
+        (Wire::Left(vec![MemberId { node: 300, generation: 2 }]), &[6, 1, 172, 2, 2]),
     ];
     for (wire, bytes) in wires {
         assert_eq!(wire.encode().unwrap(), *bytes, "{wire:?}");

@@ -18,7 +18,7 @@ use crate::membership::{
     items::ItemChange,
     local_state::LocalState,
     swim::{MemberId, admitted},
-    wire::{Ack, Delta, DeltaChange, Departed, Gone, Heartbeat, MOST_DEPARTED, Pull, StateVersion, Wire},
+    wire::{Ack, Delta, DeltaChange, Gone, Heartbeat, MOST_DEPARTED, Pull, StateVersion, Wire},
 };
 use vipmux_model::{NodeName, Vip};
 use vipmux_testing::names::{node_name, vip};
@@ -69,7 +69,7 @@ fn some_wires() -> Vec<Wire<'static>> {
         Wire::Pull(Pull { asked: 17, since: at, begun: 3 }),
         Wire::Delta(Delta { asked: 17, upto: at, since: 296, reset: Some(300), more: false, changes }),
         Wire::Message { asked: 17, message: Some(ElectionMessage::Declined { vip, epoch: 3 }) },
-        Wire::Left(vec![Departed { node: u64::MAX, generation: 1 }; MOST_DEPARTED]),
+        Wire::Left(vec![MemberId { node: u64::MAX, generation: 1 }; MOST_DEPARTED]),
     ]
 }
 
@@ -314,7 +314,7 @@ fn who_asks_is_alive() {
 }
 
 /// Returns the departed nodes that node 1 learns of, after a heartbeat with this number of members.
-fn told_departed(membership: &mut Membership, known: u64, now: Duration) -> Vec<Departed> {
+fn told_departed(membership: &mut Membership, known: u64, now: Duration) -> Vec<MemberId> {
     membership.take_outbox();
     let ask = Wire::Heartbeat(Heartbeat { asked: 17, generation: 1, known, at: StateVersion::default() });
     membership.receive(&name(1), &ask.encode().unwrap(), now).unwrap();
@@ -325,8 +325,8 @@ fn told_departed(membership: &mut Membership, known: u64, now: Duration) -> Vec<
     membership.take_outbox().into_iter().flat_map(departed).collect()
 }
 
-fn departed(node: usize, generation: u64) -> Departed {
-    Departed { node: MemberId::key(&name(node)), generation }
+fn departed(node: usize, generation: u64) -> MemberId {
+    MemberId { node: MemberId::key(&name(node)), generation }
 }
 
 #[test]
