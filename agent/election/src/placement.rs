@@ -33,13 +33,13 @@ pub struct Candidate {
 }
 
 /// The candidates for VIPs of one pool, by name. They are shared, since there are few pools and
-/// many VIPs.
+/// many VIPs. Pools with equal candidates are equal. Comparing the allocations is a shortcut.
 #[derive(Clone, Debug)]
 pub struct Candidates(Arc<CandidatePool>);
 
 #[derive(Debug)]
 struct CandidatePool {
-    list: List,
+    list: Vec<Candidate>,
     /// The candidates with the highest bids, for VIPs that were asked about. They do not depend on
     /// which nodes are alive.
     first: Mutex<BTreeMap<Vip, Arc<[usize]>>>,
@@ -59,48 +59,31 @@ impl Candidates {
         });
         Arc::clone(first)
     }
-
-    fn list(&self) -> &List {
-        &self.0.list
-    }
 }
-
-/// The candidates of one pool, as a key. Lists with equal candidates are equal. Comparing the
-/// allocations is a shortcut.
-#[derive(Clone, Debug)]
-struct List(Arc<[Candidate]>);
-
-impl Ord for List {
-    fn cmp(&self, other: &Self) -> Ordering {
-        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
-    }
-}
-
-impl PartialOrd for List {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for List {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for List {}
 
 impl Deref for Candidates {
     type Target = [Candidate];
 
     fn deref(&self) -> &[Candidate] {
-        &self.0.list.0
+        &self.0.list
+    }
+}
+
+impl Ord for Candidates {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.list.cmp(&other.0.list) }
+    }
+}
+
+impl PartialOrd for Candidates {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
 impl PartialEq for Candidates {
     fn eq(&self, other: &Self) -> bool {
-        self.list() == other.list()
+        self.cmp(other).is_eq()
     }
 }
 
@@ -108,7 +91,7 @@ impl Eq for Candidates {}
 
 impl FromIterator<Candidate> for Candidates {
     fn from_iter<I: IntoIterator<Item = Candidate>>(candidates: I) -> Self {
-        let list = List(candidates.into_iter().collect());
+        let list = candidates.into_iter().collect();
         Self(Arc::new(CandidatePool { list, first: Mutex::default() }))
     }
 }
@@ -181,52 +164,43 @@ impl Preference {
 /// The preferences for all candidates, and the bounds that follow from them.
 #[derive(Debug)]
 pub struct Preferences {
-    /// The best candidates of each pool.
-    pools: BTreeMap<List, Best>,
+    /// The pools, with one flag for each candidate: it has the best preference of them.
+    pools: BTreeMap<Candidates, Vec<bool>>,
     bounds: BTreeMap<NodeName, u64>,
 }
 
-/// The candidates of a pool with the best preference.
-#[derive(Debug)]
-struct Best {
-    /// Their preference; `None`: there are none.
-    least: Option<Preference>,
-    /// One flag for each candidate: it is one of them.
-    are: Vec<bool>,
-}
-
-impl Best {
-    fn of(candidates: &[Candidate], preference: &dyn Fn(&Candidate) -> Option<Preference>) -> Self {
-        let all: Vec<_> = candidates.iter().map(preference).collect();
-        let least = all.iter().flatten().min().copied();
-        Self { least, are: all.into_iter().map(|preference| preference.is_some() && preference == least).collect() }
-    }
+/// Returns of each candidate whether it has the best preference of them.
+fn are_best(candidates: &[Candidate], preference: &dyn Fn(&Candidate) -> Option<Preference>) -> Vec<bool> {
+    let all: Vec<_> = candidates.iter().map(preference).collect();
+    let best = all.iter().flatten().min();
+    all.iter().map(|preference| best.is_some() && preference.as_ref() == best).collect()
 }
 
 impl Preferences {
     /// Computes the preferences for VIPs with these candidates. `preference` returns `None` for a
     /// node that cannot lead now.
+    #[allow(clippy::mutable_key_type, reason = "the order of candidates does not depend on what is remembered")]
     pub fn new<'a>(
         vips: impl IntoIterator<Item = &'a Candidates>,
         preference: &dyn Fn(&Candidate) -> Option<Preference>,
     ) -> Self {
-        let mut counts: BTreeMap<&'a List, (&'a Candidates, u64)> = BTreeMap::new();
+        let mut counts: BTreeMap<&'a Candidates, u64> = BTreeMap::new();
         for candidates in vips {
-            counts.entry(candidates.list()).or_insert((candidates, 0)).1 += 1;
+            *counts.entry(candidates).or_default() += 1;
         }
         let mut pools = BTreeMap::new();
         // In units of 2^-32 of a VIP.
         let mut shares: BTreeMap<&'a NodeName, u64> = BTreeMap::new();
-        for (pool, (candidates, count)) in counts {
-            let best = Best::of(candidates, preference);
-            let chosen = || candidates.iter().zip(&best.are).filter(|(_, is)| **is).map(|(candidate, _)| candidate);
+        for (candidates, count) in counts {
+            let best = are_best(candidates, preference);
+            let chosen = || candidates.iter().zip(&best).filter(|(_, is)| **is).map(|(candidate, _)| candidate);
             let total: u64 = chosen().map(|candidate| u64::from(candidate.weight)).sum();
             for candidate in chosen() {
                 let share = (count << 32).saturating_mul(u64::from(candidate.weight)) / total.max(1);
                 let sum = shares.entry(&candidate.node).or_default();
                 *sum = sum.saturating_add(share);
             }
-            pools.insert(pool.clone(), best);
+            pools.insert(candidates.clone(), best);
         }
         // A share that is whole but for the roundings above is not rounded up.
         let rounded = |share: u64| share.saturating_sub(1 << 16).div_ceil(1 << 32);
@@ -280,9 +254,9 @@ impl<'a> LeaderPlacement<'a> {
     /// Returns the best preference among the candidates that can announce a VIP.
     pub fn best(&self, vip: Vip, able: impl Fn(&NodeName) -> bool) -> Option<Preference> {
         let candidates = self.vips.get(&vip)?;
-        let best = self.preferences.pools.get(candidates.list())?;
-        if candidates.iter().zip(&best.are).any(|(candidate, is)| *is && able(&candidate.node)) {
-            return best.least;
+        let best = self.preferences.pools.get(candidates)?;
+        if let Some((best, _)) = candidates.iter().zip(best).find(|(candidate, is)| **is && able(&candidate.node)) {
+            return (self.preference)(best);
         }
         candidates.iter().filter(|candidate| able(&candidate.node)).filter_map(self.preference).min()
     }
@@ -291,10 +265,10 @@ impl<'a> LeaderPlacement<'a> {
     /// of nodes that should have taken it before, and did not.
     pub fn place(&mut self, vip: Vip, turn: usize, able: impl Fn(&NodeName) -> bool) -> Option<&'a NodeName> {
         let candidates = self.vips.get(&vip)?;
-        let best = self.preferences.pools.get(candidates.list())?;
+        let best = self.preferences.pools.get(candidates)?;
         let room = |node: &NodeName| self.load(node) < self.preferences.bound(node);
         let first = candidates.first(vip);
-        let fits = |at: &&usize| best.are[**at] && able(&candidates[**at].node) && room(&candidates[**at].node);
+        let fits = |at: &&usize| best[**at] && able(&candidates[**at].node) && room(&candidates[**at].node);
         let chosen = match first.iter().filter(fits).nth(turn) {
             Some(at) => Some(&candidates[*at].node),
             None => self.place_among_all(candidates, vip, turn, able),
@@ -335,8 +309,8 @@ fn as_the_objects_say(candidate: &Candidate) -> Option<Preference> {
 
 /// Returns the candidates with the best preference if all nodes could lead.
 pub fn foremost(candidates: &[Candidate]) -> Vec<&Candidate> {
-    let best = Best::of(candidates, &as_the_objects_say);
-    candidates.iter().zip(best.are).filter(|(_, is)| *is).map(|(candidate, _)| candidate).collect()
+    let best = are_best(candidates, &as_the_objects_say);
+    candidates.iter().zip(best).filter(|(_, is)| *is).map(|(candidate, _)| candidate).collect()
 }
 
 /// Returns the node that should lead each VIP if all nodes could; `None`: there is none. `vipmux
