@@ -4,7 +4,7 @@
 use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 
 use super::{
-    Command, Election,
+    Election,
     fencings::Aim,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
@@ -15,7 +15,6 @@ use crate::{
     membership::{Claimed, Peer, Peers, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement, Preference, Preferences, Readiness},
-    store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -41,7 +40,6 @@ impl Election {
         self.index.update(peers);
         self.update_leaders(peers, now);
         self.continue_fencing(peers, now);
-        self.check_contested(now);
         if self.index.preferences.is_none() {
             let preferences = Preferences::new(self.wanted.values(), &|candidate| self.preference(candidate, peers));
             self.index.preferences = Some(preferences);
@@ -84,30 +82,19 @@ impl Election {
         }
     }
 
-    /// Reads the Leases of own VIPs that a peer claims in the same epoch.
-    fn check_contested(&mut self, now: Duration) {
-        for vip in &self.index.own {
-            let Some(state) = self.states.get_mut(vip) else { continue };
-            let epoch = state.own.as_ref().map(|own| own.epoch);
-            let is_contested = self.index.claim(*vip).is_some_and(|(_, claim)| Some(claim.epoch) == epoch);
-            let is_free = state.role == Role::Leading && state.operation.is_none() && state.not_before <= now;
-            if is_contested && is_free {
-                (state.operation, state.operating_since) = (Some(LeaseOperation::CheckRead), now);
-                state.not_before = now + CLAIMLESS;
-                self.commands.push(Command::Store(StoreOperation::Read(*vip)));
-            }
-        }
-    }
-
     /// Continues what is under way for this node's own VIPs.
     fn continue_own(&mut self, peers: &Peers, now: Duration) {
         let own: Vec<_> = self.index.own.iter().copied().collect();
         let (mut announced, mut assured) = (false, false);
-        let (stores_differ, back) = (self.stores_differ, self.fence.back(now));
         for vip in own {
-            let rival = self.index.claim(vip).and_then(|(node, _)| peers.members.get(node));
+            let claim = self.index.claim(vip);
+            let rival = claim.and_then(|(node, _)| peers.members.get(node));
+            let rival_epoch = claim.map(|(_, claim)| claim.epoch);
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
-            let rival_answers_until = rival.map(|rival| state.since + cx.guard.lease_of(rival));
+            // A rival gives the VIP up as soon as it hears this node's claim, and answers no longer than its deadline.
+            let rival_ends = rival.map(|rival| state.since + cx.guard.lease_of(rival));
+            let is_contested = state.own.as_ref().is_some_and(|own| rival_epoch == Some(own.epoch));
+            let claims_heard = cx.guard.stores_differ.then(|| state.since.max(cx.guard.back) + CLAIMS_HEARD);
             state.settle_announcements(peers, &mut cx);
             state.hedge(peers, &mut cx);
             announced |= !state.announced_by.is_empty();
@@ -115,17 +102,17 @@ impl Election {
             match state.role {
                 Role::Handing => state.continue_transfer(peers, &mut cx),
                 Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
-                // The peer gives it up as soon as it hears this node's claim, and answers no longer
-                // than its deadline.
-                Role::Suspended if let Some(end) = rival_answers_until.filter(|end| now < *end) => {
+                Role::Suspended if let Some(end) = rival_ends.max(claims_heard).filter(|end| now < *end) => {
                     cx.schedule.wake_at(end);
-                }
-                Role::Suspended if stores_differ && now < state.since.max(back) + CLAIMS_HEARD => {
-                    cx.schedule.wake_at(state.since.max(back) + CLAIMS_HEARD);
                 }
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
                 Role::Leading if !state.is_written() || state.doubted => {
                     state.attempt(LeaseOperation::CheckRead, &mut cx);
+                }
+                // Of two claims with one epoch, the Lease says which one counts.
+                Role::Leading if is_contested && state.operation.is_none() && state.not_before <= now => {
+                    state.attempt(LeaseOperation::CheckRead, &mut cx);
+                    state.not_before = now + CLAIMLESS;
                 }
                 Role::Leading | Role::Detecting | Role::Following | Role::Suspended | Role::Yielded => {}
             }

@@ -89,14 +89,7 @@ impl TakeoverGuard<'_> {
             return silent(self.started + SETTLE);
         };
         match peer.status {
-            MemberStatus::Left if self.must_fence(&known.node, self.lease_of(peer), true, now) => {
-                Takeover::Unfenced(known.node.clone())
-            }
-            MemberStatus::Left => {
-                let silent = self.silent_from(&known.node, peer, peers, now);
-                Takeover::from(silent, now, Why::Down(known.node.clone()), true)
-            }
-            MemberStatus::Down => self.decide_down(vip, known, peer, peers, now),
+            MemberStatus::Down | MemberStatus::Left => self.decide_gone(vip, known, peer, peers, now),
             // Nodes that were cut off together with it give it the time to come back.
             MemberStatus::Alive | MemberStatus::Suspected if peer.state.lapsed && now >= self.back + CLAIMLESS => {
                 Takeover::Granted { why: Why::Lapsed(known.node.clone()), witnessed: true }
@@ -108,17 +101,19 @@ impl TakeoverGuard<'_> {
         }
     }
 
-    /// Decides whether a VIP may be taken from a peer that is down.
-    fn decide_down(&self, vip: Vip, known: &KnownLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
+    /// Decides whether a VIP may be taken from a peer that is down, or has left.
+    fn decide_gone(&self, vip: Vip, known: &KnownLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
         // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
         // says.
         let same = peer.state.claims.get(&vip).is_some_and(|claim| claim.epoch >= known.epoch);
         // If a majority has found it down since, it is not.
         let confirmed = peer.confirmed >= Some(known.since);
-        let witnessed = peers.majority && (known.why.is_some() || same || confirmed);
+        // A peer that has left said so itself.
+        let has_left = peer.status == MemberStatus::Left;
+        let witnessed = has_left || peers.majority && (known.why.is_some() || same || confirmed);
         // Without a majority, the leader may be alive elsewhere, as may others who follow it. Perhaps
         // this node was cut off, reached only the store, and does not know yet what happened.
-        if self.must_fence(&known.node, self.lease_of(peer), peers.majority, now) {
+        if self.must_fence(&known.node, self.lease_of(peer), has_left || peers.majority, now) {
             return Takeover::Unfenced(known.node.clone());
         }
         let silent = self.silent_from(&known.node, peer, peers, now);
