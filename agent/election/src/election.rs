@@ -306,8 +306,8 @@ impl Election {
     /// later than the next [`Input::Tick`].
     pub fn next(&self) -> Option<Duration> {
         // Nothing is evaluated until the wanted VIPs are known.
-        let wake = self.schedule.wake().filter(|_| self.fence.is_informed());
-        wake.into_iter().chain(self.record.seeks_at()).min()
+        let wake = self.schedule.wake.filter(|_| self.fence.informed);
+        wake.into_iter().chain(self.record.seeks_at).min()
     }
 
     /// Handles an input at `now` (`CLOCK_BOOTTIME`). Returns the commands to execute, in their
@@ -346,7 +346,7 @@ impl Election {
             }
             Input::Drain(draining) => self.set_ability(|ability| ability.draining = draining),
         }
-        if self.schedule.is_due(now) && self.fence.is_informed() {
+        if self.schedule.is_due(now) && self.fence.informed {
             self.evaluate(peers, now);
         }
         self.seek_evidence(peers, now);
@@ -387,11 +387,11 @@ impl Election {
     }
 
     fn set_wanted(&mut self, wanted: Arc<BTreeMap<Vip, Candidates>>, now: Duration) {
-        if !self.fence.is_informed() && !self.surveys.ended && !self.surveys.under_way {
+        if !self.fence.informed && !self.surveys.ended && !self.surveys.under_way {
             self.survey();
             self.read_own_record(None, now);
         }
-        self.fence.inform();
+        self.fence.informed = true;
         self.schedule.dirty = true;
         if self.wanted == wanted {
             return;
@@ -479,7 +479,7 @@ impl Election {
         if std::mem::replace(&mut self.outranked, outranked) == outranked {
             return;
         }
-        self.fence.set_carrier(false);
+        self.fence.carrier = false;
         self.fence.lapse(now);
         self.suspend(&Lost::Outranked, now);
         self.commands.extend([Command::DiscardEvidence, Command::Reload]);
@@ -495,7 +495,7 @@ impl Election {
         let unstable = self.stability.is_unstable(now);
         self.set_ability(|ability| (ability.ready, ability.unstable) = (ready, unstable));
         let carrier = carrier && !self.outranked;
-        self.fence.set_carrier(carrier);
+        self.fence.carrier = carrier;
         if !carrier {
             return;
         }
@@ -510,7 +510,7 @@ impl Election {
             self.commands.extend([Command::DiscardEvidence, Command::Reload]);
             return;
         }
-        if !self.fence.is_informed() {
+        if !self.fence.informed {
             return;
         }
         self.extend(peers, now);
@@ -557,7 +557,7 @@ impl Election {
         let Some(leases) = leases else { return };
         for (vip, lease) in &leases {
             let Some(state) = self.states.get_mut(vip) else {
-                if self.fence.is_informed() {
+                if self.fence.informed {
                     self.surveys.leftover.entry(*vip).or_insert_with(|| (lease.clone(), now)).0 = lease.clone();
                 }
                 continue;

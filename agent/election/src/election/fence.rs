@@ -8,7 +8,7 @@ use crate::mutation::{Mutated, Mutation};
 const CONFIRMATIONS: u32 = 2;
 
 /// The fence deadline of this node, and what it rests on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Fence {
     /// The time that the kernel answers after the last evidence.
     lease: Duration,
@@ -21,9 +21,9 @@ pub(super) struct Fence {
     /// The time at which the deadline passed last. Answers to earlier questions are no evidence.
     lapsed: Duration,
     /// At least one announcing interface had a carrier at the last tick.
-    carrier: bool,
+    pub(super) carrier: bool,
     /// The wanted VIPs were given since the start, and since the deadline last passed.
-    informed: bool,
+    pub(super) informed: bool,
     mutated: Mutated,
 }
 
@@ -44,16 +44,7 @@ pub(super) struct Extension {
 
 impl Fence {
     pub(super) fn new(lease: Duration, mutated: Mutated) -> Self {
-        Self {
-            lease,
-            deadline: None,
-            confirmed: None,
-            back: Duration::ZERO,
-            lapsed: Duration::ZERO,
-            carrier: false,
-            informed: false,
-            mutated,
-        }
+        Self { lease, mutated, ..Self::default() }
     }
 
     /// Returns whether this node may answer now.
@@ -71,24 +62,9 @@ impl Fence {
         now >= self.deadline.unwrap_or(self.lapsed) + time
     }
 
-    /// Returns whether the wanted VIPs are known.
-    pub(super) const fn is_informed(&self) -> bool {
-        self.informed
-    }
-
     /// Returns since when there is evidence without a gap; `now`: there is none.
     pub(super) fn back(&self, now: Duration) -> Duration {
         if self.is_open(now) { self.back } else { now }
-    }
-
-    /// Notes that the wanted VIPs were given.
-    pub(super) const fn inform(&mut self) {
-        self.informed = true;
-    }
-
-    /// Notes whether an announcing interface has a carrier.
-    pub(super) const fn set_carrier(&mut self, carrier: bool) {
-        self.carrier = carrier;
     }
 
     /// Forgets a deadline that has passed, and all evidence from before.
@@ -120,12 +96,6 @@ impl Fence {
     /// Returns when a confirmation of this node's record is due, if there is no other evidence.
     pub(super) fn confirmation_due(&self) -> Duration {
         self.confirmed.map_or(Duration::ZERO, |last| last.asked + last.promise / CONFIRMATIONS)
-    }
-
-    /// Returns whether this node may look for evidence: an announcing interface has a carrier, and the
-    /// wanted VIPs are known.
-    pub(super) const fn seeks_evidence(&self) -> bool {
-        self.carrier && self.informed
     }
 
     /// Returns whether the newest evidence is a confirmation.

@@ -207,7 +207,7 @@ impl Election {
     /// Returns whether the kernel may answer for a VIP because an earlier agent led it: until the maps are in sync,
     /// and no longer than the deadline that was found.
     fn may_have_flag(&self, vip: Vip, now: Duration) -> bool {
-        self.led_at_start.contains(&vip) && !self.fence.is_informed() && now < self.started + self.settings.lease
+        self.led_at_start.contains(&vip) && !self.fence.informed && now < self.started + self.settings.lease
     }
 
     /// Handles a message of a peer.

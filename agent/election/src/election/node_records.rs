@@ -44,6 +44,7 @@ pub(super) const LONG_PROMISE: Duration = Duration::from_secs(2);
 const UNDISPUTED: Duration = Duration::from_secs(5);
 /// The longest time from a failure of the store to the next question for evidence.
 const MOST_BACK_OFF: Duration = Duration::from_secs(1);
+
 /// This node's record.
 #[derive(Debug, Default)]
 pub(super) struct OwnRecord {
@@ -63,7 +64,7 @@ pub(super) struct OwnRecord {
     /// The time since when this node hears no majority.
     alone_since: Option<Duration>,
     /// The time of the next confirmation, as far as it is known.
-    seeks_at: Option<Duration>,
+    pub(super) seeks_at: Option<Duration>,
     /// The longest promise that it may have.
     promise: Duration,
 }
@@ -73,11 +74,6 @@ impl OwnRecord {
     /// of this one.
     const fn is_disputed(&self) -> bool {
         self.version.is_some() && self.confirmed.is_none()
-    }
-
-    /// Returns when to look for evidence if no other input comes before.
-    pub(super) const fn seeks_at(&self) -> Option<Duration> {
-        self.seeks_at
     }
 }
 
@@ -124,7 +120,7 @@ impl Election {
         }
         // A node that leads nothing, and could take nothing, needs no evidence.
         let needs = !self.index.own.is_empty() || !self.index.leaderless.is_empty() || self.record.missing;
-        if self.record.operation.is_some() || !self.fence.seeks_evidence() || self.outranked || !needs {
+        if self.record.operation.is_some() || !self.fence.carrier || !self.fence.informed || !needs {
             return None;
         }
         // A node that may not answer now has something else to see to first.

@@ -13,16 +13,11 @@ pub(super) struct EvaluationSchedule {
     /// Something changed that leadership depends on.
     pub(super) dirty: bool,
     /// The next time at which the passage of time alone may change something.
-    wake: Option<Duration>,
+    pub(super) wake: Option<Duration>,
     evaluated: Duration,
 }
 
 impl EvaluationSchedule {
-    /// Returns when to evaluate if no input comes before.
-    pub(super) const fn wake(&self) -> Option<Duration> {
-        self.wake
-    }
-
     /// Asks for an evaluation at `at` or before.
     pub(super) fn wake_at(&mut self, at: Duration) {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
