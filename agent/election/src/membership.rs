@@ -525,7 +525,7 @@ impl Membership {
     }
 
     fn pull_again(&mut self, from: &NodeName, now: Duration) {
-        let alive = self.peers.members.get(from).is_some_and(|peer| peer.status.is_alive());
+        let alive = self.peers.is_alive(from);
         let Some(record) = self.records.get_mut(from) else { return };
         match record.pulling {
             // The peer has not answered, or it has, and this timer belongs to an earlier pull.

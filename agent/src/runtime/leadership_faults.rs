@@ -48,8 +48,7 @@ impl Default for LeadershipFaults {
 
 /// Returns the Nodes without an agent that is alive.
 pub(super) fn missing(local: &NodeName, nodes: &Addresses, peers: &Peers) -> Vec<NodeName> {
-    let alive = |name: &NodeName| peers.members.get(name).is_some_and(|peer| peer.status.is_alive());
-    nodes.keys().filter(|name| *name != local && !alive(name)).cloned().collect()
+    nodes.keys().filter(|name| *name != local && !peers.is_alive(name)).cloned().collect()
 }
 
 impl LeadershipFaults {

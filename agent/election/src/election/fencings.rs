@@ -11,7 +11,7 @@ use super::{
     io::RecordOutcome,
     lease_operations::HEDGE,
     node_records::{LONG_PROMISE, is_half},
-    takeover_guard::MARGIN,
+    takeover_guard::past,
 };
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
@@ -176,8 +176,7 @@ const fn swap_record(node: NodeName, expected: Option<Version>, content: RecordC
 impl Election {
     /// Begins to read the records of nodes for an aim. Called again and again as long as VIPs wait for it.
     pub(super) fn read_records(&mut self, nodes: BTreeSet<NodeName>, aim: Aim, peers: &Peers, now: Duration) {
-        let is_alive = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.status.is_alive());
-        for node in nodes.into_iter().filter(|node| *node != self.local && !is_alive(node)) {
+        for node in nodes.into_iter().filter(|node| *node != self.local && !peers.is_alive(node)) {
             let begins = self.fencings.nodes.get_mut(&node).is_none_or(|fencing| {
                 fencing.aim = fencing.aim.max(aim);
                 let (FencingStage::Fenced { until } | FencingStage::Pause { until }) = fencing.stage else {
@@ -196,9 +195,8 @@ impl Election {
 
     /// Fences the nodes that had time to answer, and forgets those that are alive.
     pub(super) fn continue_fencing(&mut self, peers: &Peers, now: Duration) {
-        let is_alive = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.status.is_alive());
         // An operation that is under way ends first.
-        self.fencings.nodes.retain(|node, fencing| fencing.stage.is_under_way() || !is_alive(node));
+        self.fencings.nodes.retain(|node, fencing| fencing.stage.is_under_way() || !peers.is_alive(node));
         for (node, fencing) in &mut self.fencings.nodes {
             match fencing.stage.clone() {
                 FencingStage::Wait { version, promise, until } if now >= until || fencing.aim == Aim::Displace => {
@@ -219,23 +217,14 @@ impl Election {
     /// Handles the result of an operation on the record of a node that is to be fenced.
     pub(super) fn fencing_progressed(&mut self, node: &NodeName, outcome: RecordOutcome, peers: &Peers, now: Duration) {
         self.schedule.dirty = true;
-        let peer = peers.members.get(node);
-        if peer.is_some_and(|peer| peer.status.is_alive()) {
-            self.fencings.nodes.remove(node);
-        }
-        let Some(fencing) = self.fencings.nodes.get_mut(node) else { return };
-        let agent = peer.and_then(|peer| peer.state.agent.as_ref());
-        let lease = agent.map_or(self.settings.lease, |agent| agent.lease);
-        let at_once = self.mutated.is(Mutation::FencesAtOnce);
-        let scene = FencingScene { local: &self.local, node, lease, peers, now, at_once };
-        let stage = match (fencing.stage.clone(), outcome) {
+        let fencing = self.fencings.nodes.remove(node).filter(|_| !peers.is_alive(node));
+        let Some(Fencing { stage, mut aim, began }) = fencing else { return };
+        let stage = match (stage, outcome) {
             (FencingStage::Read { challenged }, RecordOutcome::Read(record)) => {
-                let (stage, swap) = scene.after_read(fencing, record, challenged);
-                self.commands.extend(swap);
-                stage
+                self.after_read(node, record, challenged, &mut aim, peers, now)
             }
             (FencingStage::Challenge { promise }, RecordOutcome::Swapped(version)) => {
-                Some(FencingStage::Wait { version, promise, until: now + scene.time_to_answer(promise) })
+                Some(FencingStage::Wait { version, promise, until: self.may_answer_until(promise, peers, now) })
             }
             (FencingStage::Fence, RecordOutcome::Swapped(_)) => Some(FencingStage::Fenced { until: now + FENCED }),
             (stage, RecordOutcome::Conflict) => {
@@ -244,80 +233,66 @@ impl Election {
             }
             _ => Some(FencingStage::Pause { until: now + UNAVAILABLE }),
         };
-        let is_fenced = matches!(stage, Some(FencingStage::Fenced { .. }));
-        match stage {
-            Some(stage) => fencing.stage = stage,
-            None => drop(self.fencings.nodes.remove(node)),
-        }
-        if is_fenced {
+        let Some(stage) = stage else { return };
+        if matches!(stage, FencingStage::Fenced { .. }) {
             self.fencings.records.entry(node.clone()).or_default().fenced_since.get_or_insert(now);
         }
+        self.fencings.nodes.insert(node.clone(), Fencing { stage, aim, began });
     }
-}
 
-/// What the next step of fencing a node depends on.
-struct FencingScene<'a> {
-    local: &'a NodeName,
-    node: &'a NodeName,
-    /// The node's own `--lease`.
-    lease: Duration,
-    peers: &'a Peers,
-    now: Duration,
-    /// A fault that is built in: the node has no time to answer.
-    at_once: bool,
-}
-
-impl FencingScene<'_> {
-    /// Returns how long a node may take to answer a challenge. Elsewhere may be a majority, whose watches
+    /// Returns until when a node may answer a challenge of now. Elsewhere may be a majority, whose watches
     /// must have time to show it.
-    fn time_to_answer(&self, promise: Duration) -> Duration {
-        let promise = if is_half(self.peers) { promise } else { promise.max(LONG_PROMISE) };
-        if self.at_once { Duration::ZERO } else { promise + promise / 50 + MARGIN }
+    fn may_answer_until(&self, promise: Duration, peers: &Peers, now: Duration) -> Duration {
+        if self.mutated.is(Mutation::FencesAtOnce) {
+            return now;
+        }
+        past(if is_half(peers) { promise } else { promise.max(LONG_PROMISE) }, now)
     }
 
-    /// Returns the next stage after the node's record was read, and the swap that it begins with; `None`:
-    /// nothing more is to be done. `challenged`: the node had time to answer.
+    /// Returns the next stage after a node's record was read; `None`: nothing more is to be done. `challenged`: the
+    /// node had time to answer.
     fn after_read(
-        &self,
-        fencing: &mut Fencing,
+        &mut self,
+        node: &NodeName,
         record: Option<NodeRecord>,
         challenged: bool,
-    ) -> (Option<FencingStage>, Option<Command>) {
+        aim: &mut Aim,
+        peers: &Peers,
+        now: Duration,
+    ) -> Option<FencingStage> {
+        let agent = peers.members.get(node).and_then(|peer| peer.state.agent.as_ref());
+        let lease = agent.map_or(self.settings.lease, |agent| agent.lease);
         let (standing, promise, version) = match record {
             Some(NodeRecord { content: RecordContent { standing, promise }, version }) => {
-                (Some(standing), promise.max(self.lease), Some(version))
+                (Some(standing), promise.max(lease), Some(version))
             }
-            None => (None, self.lease, None),
+            None => (None, lease, None),
         };
         if matches!(standing, Some(RecordStanding::Fenced(_))) {
-            return (Some(FencingStage::Fenced { until: self.now + FENCED }), None);
+            return Some(FencingStage::Fenced { until: now + FENCED });
         }
-        let (displaces, is_long) = (fencing.aim == Aim::Displace, promise > self.lease);
-        if displaces && (is_long || !self.peers.majority) {
+        let (displaces, is_long) = (*aim == Aim::Displace, promise > lease);
+        if displaces && (is_long || !peers.majority) {
             // It was no majority either, and need not have noticed that there is one. Or a majority may be elsewhere.
-            fencing.aim = Aim::Challenge;
+            *aim = Aim::Challenge;
         }
         // A majority need not wait for its record.
-        if fencing.aim == Aim::Know || !displaces && self.peers.majority && !is_long {
-            return (None, None);
+        if *aim == Aim::Know || !displaces && peers.majority && !is_long {
+            return None;
         }
-        let stage = match (standing, &version) {
+        let by = self.local.clone();
+        let (stage, standing) = match (standing, &version) {
             (Some(RecordStanding::Challenged(_)), Some(version)) => {
-                let until = self.now + self.time_to_answer(promise);
-                return (Some(FencingStage::Wait { version: version.clone(), promise, until }), None);
+                let until = self.may_answer_until(promise, peers, now);
+                return Some(FencingStage::Wait { version: version.clone(), promise, until });
             }
             (Some(RecordStanding::Confirmed), _) if challenged && !displaces => {
-                return (Some(FencingStage::Pause { until: self.now + ANSWERED }), None);
+                return Some(FencingStage::Pause { until: now + ANSWERED });
             }
-            _ if fencing.aim == Aim::Displace => FencingStage::Fence,
-            _ => FencingStage::Challenge { promise },
+            _ if *aim == Aim::Displace => (FencingStage::Fence, RecordStanding::Fenced(by)),
+            _ => (FencingStage::Challenge { promise }, RecordStanding::Challenged(by)),
         };
-        let by = self.local.clone();
-        let standing = match stage {
-            FencingStage::Fence => RecordStanding::Fenced(by),
-            _ => RecordStanding::Challenged(by),
-        };
-        let content = RecordContent { standing, promise };
-        (Some(stage), Some(swap_record(self.node.clone(), version, content)))
+        self.commands.push(swap_record(node.clone(), version, RecordContent { standing, promise }));
+        Some(stage)
     }
 }

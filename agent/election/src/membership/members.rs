@@ -213,8 +213,7 @@ impl Membership {
 
     /// Contacts a few of the nodes that are not alive.
     fn join(&mut self) {
-        let alive = |name: &NodeName| self.peers.members.get(name).is_some_and(|peer| peer.status.is_alive());
-        let others = self.nodes.iter().filter(|(_, name)| !alive(name)).map(|(key, _)| *key).collect();
+        let others = self.nodes.iter().filter(|(_, name)| !self.peers.is_alive(name)).map(|(key, _)| *key).collect();
         self.announce(others, ANNOUNCED);
     }
 

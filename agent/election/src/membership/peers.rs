@@ -22,6 +22,13 @@ pub struct Peers {
     pub pair: bool,
 }
 
+impl Peers {
+    /// Returns whether a node is a living peer.
+    pub fn is_alive(&self, node: &NodeName) -> bool {
+        self.members.get(node).is_some_and(|peer| peer.status.is_alive())
+    }
+}
+
 /// Another node. Times are `CLOCK_BOOTTIME` of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
