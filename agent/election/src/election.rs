@@ -75,7 +75,7 @@ use self::{
     schedule::EvaluationSchedule,
     stability::Stability,
     takeover_guard::TakeoverGuard,
-    vip_state::{Context, VipState},
+    vip_state::{Context, Transfers, VipState},
 };
 pub use self::{
     io::{AddressOwner, Command, Input, LeaseOutcome, Outcome, PeerAnnouncement, RecordOutcome},
@@ -325,24 +325,20 @@ impl Election {
             Input::Message { from, message } => self.receive(&from, &message, now),
             Input::Stored { vip, outcome } => {
                 let detect = self.settings.detect;
-                if let Some((state, mut cx)) = self.state_of(vip, now) {
-                    state.stored(outcome, detect, peers, &mut cx);
-                }
+                self.change_state(vip, now, |state, cx| state.stored(outcome, detect, peers, cx));
             }
             Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
             Input::Store(store) => self.set_store(store),
             Input::Recorded { node, asked, outcome } => self.recorded(&node, asked, outcome, peers, now),
             Input::RecordChanged { node, record } => self.record_changed(&node, record.as_ref(), now),
             Input::LeaseChanged { vip, lease } => {
-                if let Some((state, mut cx)) = self.state_of(vip, now) {
-                    state.lease_changed(lease.as_ref(), false, &mut cx);
-                }
+                self.change_state(vip, now, |state, cx| state.lease_changed(lease.as_ref(), false, cx));
             }
-            Input::PeerAnnounced(announcement) => self.peer_announced(&announcement, now),
+            Input::PeerAnnounced(announcement) => {
+                self.change_state(announcement.vip, now, |state, cx| state.announced(&announcement, cx));
+            }
             Input::Probed { vip, owner } => {
-                if let Some((state, mut cx)) = self.state_of(vip, now) {
-                    state.probed(&owner, peers, &mut cx);
-                }
+                self.change_state(vip, now, |state, cx| state.probed(&owner, peers, cx));
             }
             Input::Drain(draining) => self.set_ability(|ability| ability.draining = draining),
         }
@@ -380,6 +376,13 @@ impl Election {
         self.states.get_mut(&vip).map(|state| (state, context))
     }
 
+    /// Changes the state of a VIP, if the VIP is wanted.
+    fn change_state(&mut self, vip: Vip, now: Duration, change: impl FnOnce(&mut VipState, &mut Context<'_>)) {
+        if let Some((state, mut cx)) = self.state_of(vip, now) {
+            change(state, &mut cx);
+        }
+    }
+
     /// Gives a VIP up. Returns the Lease as this node wrote it last.
     fn give_up(&mut self, vip: Vip, why: Lost, now: Duration) -> Option<Lease> {
         let (state, mut cx) = self.state_of(vip, now)?;
@@ -409,9 +412,8 @@ impl Election {
             let floor = self.surveys.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
             let unknown = &mut self.declined_unknown;
             self.states.entry(*vip).or_insert_with(|| {
-                let mut state = VipState::with_floor(floor);
-                state.transfers.declined = unknown.remove(vip);
-                state
+                let transfers = Transfers { declined: unknown.remove(vip), ..Transfers::default() };
+                VipState { floor, transfers, ..VipState::default() }
             });
         }
         self.index.touched.extend(wanted.keys());
@@ -571,9 +573,7 @@ impl Election {
             }
         }
         for vip in self.lost_leases(&leases, asked) {
-            if let Some((state, mut cx)) = self.state_of(vip, now) {
-                state.lease_changed(leases.get(&vip), !peers.majority, &mut cx);
-            }
+            self.change_state(vip, now, |state, cx| state.lease_changed(leases.get(&vip), !peers.majority, cx));
         }
     }
 

@@ -227,7 +227,7 @@ impl MembershipTimers {
 }
 
 /// Limits on how often this node speaks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pace {
     /// The time from which changes of the state may be announced again; `None`: a timer for it is
     /// set.
@@ -280,12 +280,9 @@ impl Membership {
             timers: MembershipTimers::default(),
             pace: Pace {
                 state_from: Some(Duration::ZERO),
-                unannounced: 0,
-                announced: None,
                 down_from: Some(Duration::ZERO),
                 hurry: HURRY,
-                beat: Duration::ZERO,
-                next_beat: Duration::ZERO,
+                ..Pace::default()
             },
             lapse: Lapse { beat: now, ..Lapse::default() },
             left: false,

@@ -85,13 +85,6 @@ pub(super) struct Inquiries {
 }
 
 impl Election {
-    /// Handles announcements of a VIP.
-    pub(super) fn peer_announced(&mut self, announcement: &PeerAnnouncement, now: Duration) {
-        if let Some((state, mut cx)) = self.state_of(announcement.vip, now) {
-            state.announced(announcement, &mut cx);
-        }
-    }
-
     /// Asks the peers with whose MACs VIPs were announced, until each has answered.
     pub(super) fn ask_announcers(&mut self, now: Duration) {
         let mut open: BTreeMap<&NodeName, Duration> = BTreeMap::new();
@@ -131,7 +124,7 @@ impl VipState {
     }
 
     /// Notes announcements, and yields to them unless the VIP is assured.
-    fn announced(&mut self, announcement: &PeerAnnouncement, cx: &mut Context<'_>) {
+    pub(super) fn announced(&mut self, announcement: &PeerAnnouncement, cx: &mut Context<'_>) {
         let PeerAnnouncement { by, at, yielded, .. } = announcement;
         // A peer that led the VIP before announced it, too.
         let before = self.own.as_ref().is_none_or(|own| *at < own.since);

@@ -127,11 +127,6 @@ impl Context<'_> {
 }
 
 impl VipState {
-    /// Returns the state of a VIP that nothing is known of but an epoch.
-    pub(super) fn with_floor(floor: u64) -> Self {
-        Self { floor, ..Self::default() }
-    }
-
     /// Takes in a Lease. Returns whether it is new.
     pub(super) fn learn(&mut self, lease: &Lease, now: Duration) -> bool {
         let new = self

@@ -18,7 +18,7 @@ const MOST_GONE: usize = 1024;
 pub struct Full(pub ItemKind);
 
 /// The state that this node publishes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LocalState {
     version: StateVersion,
     /// The last change of each key, by its version.
@@ -34,9 +34,7 @@ pub(super) struct LocalState {
 
 impl LocalState {
     pub(super) fn new(run: u64) -> Self {
-        let (changes, versions, gone) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let version = StateVersion { run, number: 0 };
-        Self { version, changes, versions, gone, counts: BTreeMap::new(), forgotten: 0 }
+        Self { version: StateVersion { run, number: 0 }, ..Self::default() }
     }
 
     /// Returns the latest version.

@@ -156,17 +156,8 @@ impl Membership {
         let Some(name) = self.nodes.get(&member.node) else { return };
         let record = self.records.entry(name.clone()).or_default();
         record.down = (!status.is_alive()).then_some(member.generation);
-        let peer = self.peers.members.entry(name.clone()).or_insert_with(|| Peer {
-            status: MemberStatus::Left,
-            since: now,
-            generation: member.generation,
-            heard: None,
-            silent: None,
-            confirmed: None,
-            answered: None,
-            current: None,
-            state: State::default(),
-        });
+        let new = || Peer { since: now, ..Peer::default() };
+        let peer = self.peers.members.entry(name.clone()).or_insert_with(new);
         peer.generation = member.generation;
         let comes = status.is_alive() && !peer.status.is_alive();
         if comes {

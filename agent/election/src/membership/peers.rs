@@ -30,7 +30,7 @@ impl Peers {
 }
 
 /// Another node. Times are `CLOCK_BOOTTIME` of this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
     /// Its status.
     pub status: MemberStatus,
@@ -55,7 +55,7 @@ pub struct Peer {
 }
 
 /// The status of a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemberStatus {
     /// It is alive.
     Alive,
@@ -65,6 +65,7 @@ pub enum MemberStatus {
     /// It is down: one node found that, and all have heard it.
     Down,
     /// It left in order.
+    #[default]
     Left,
 }
 
