@@ -32,7 +32,7 @@ pub use self::{
 use self::{sockets::Sockets, strays::Strays};
 use vipmux_election::membership::{
     OtherKeys,
-    sealing::{Opened, Sealer, SealingKeys, SenderCheck},
+    sealing::{Opened, Sealer, SealingKeys, Unopened},
 };
 use vipmux_model::{Family, NodeName};
 use vipmux_supervisor::Supervisor;
@@ -249,9 +249,9 @@ impl Task {
             }
             let addresses = self.addresses.borrow();
             let origin = |node: &NodeName, from| match addresses.get(node) {
-                None => SenderCheck::UnknownNode,
-                Some(own) if own.contains(&from) => SenderCheck::Expected,
-                Some(_) => SenderCheck::WrongAddress,
+                None => Err(Unopened::Stranger),
+                Some(own) if own.contains(&from) => Ok(()),
+                Some(_) => Err(Unopened::WrongAddress),
             };
             let count = match self.sealer.open(&datagram, from, origin, now) {
                 Opened::Payload { node, bytes, reply } => {

@@ -64,17 +64,6 @@ pub struct Sealer {
     sessions: Sessions,
 }
 
-/// The result of a check whether a node may send from an address, by the known Nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SenderCheck {
-    /// The address is one of the Node's.
-    Expected,
-    /// The Node exists, and the address is not one of its own.
-    WrongAddress,
-    /// The Node does not exist.
-    UnknownNode,
-}
-
 /// The result of opening a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
@@ -194,13 +183,14 @@ impl Sealer {
         self.seal_message(to, SealingMessage::Payload(payload))
     }
 
-    /// Opens a datagram that came from `from` at `now` (`CLOCK_BOOTTIME`). `origin` says whether a
-    /// node may send from an address. It is called only for senders that have the key.
+    /// Opens a datagram that came from `from` at `now` (`CLOCK_BOOTTIME`). `origin` returns an error if a
+    /// node may not send from an address: [`Unopened::Stranger`] or [`Unopened::WrongAddress`]. It is called
+    /// only for senders that have the key.
     pub fn open(
         &mut self,
         datagram: &[u8],
         from: IpAddr,
-        origin: impl FnOnce(&NodeName, IpAddr) -> SenderCheck,
+        origin: impl FnOnce(&NodeName, IpAddr) -> Result<(), Unopened>,
         now: Duration,
     ) -> Opened {
         let (header, plaintext) = match self.unseal(datagram) {
@@ -216,11 +206,7 @@ impl Sealer {
         let opened = if sender == self.local {
             Err(Unopened::Namesake)
         } else {
-            match origin(&sender, from) {
-                SenderCheck::Expected => self.take(&header, &sender, message, from, now),
-                SenderCheck::WrongAddress => Err(Unopened::WrongAddress),
-                SenderCheck::UnknownNode => Err(Unopened::Stranger),
-            }
+            origin(&sender, from).and_then(|()| self.take(&header, &sender, message, from, now))
         };
         opened.unwrap_or_else(|reason| Opened::Nothing { reason, key: None, sender: Some(sender) })
     }

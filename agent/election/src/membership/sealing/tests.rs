@@ -19,11 +19,11 @@ fn address(node: &str) -> IpAddr {
     }
 }
 
-fn origin(node: &NodeName, from: IpAddr) -> SenderCheck {
+fn origin(node: &NodeName, from: IpAddr) -> Result<(), Unopened> {
     match node.as_str() {
-        "mallory" => SenderCheck::UnknownNode,
-        known if address(known) == from => SenderCheck::Expected,
-        _ => SenderCheck::WrongAddress,
+        "mallory" => Err(Unopened::Stranger),
+        known if address(known) == from => Ok(()),
+        _ => Err(Unopened::WrongAddress),
     }
 }
 
