@@ -322,7 +322,7 @@ impl Election {
             Input::Outranked(outranked) => self.set_outranked(outranked, now),
             Input::Peers => self.schedule.dirty = true,
             Input::Disowned => self.suspend(&Lost::Disowned, now),
-            Input::Message { from, message } => self.receive(&from, &message, now),
+            Input::Message { from, message } => self.receive(&from, message, now),
             Input::Stored { vip, outcome } => {
                 let detect = self.settings.detect;
                 self.change_state(vip, now, |state, cx| state.stored(outcome, detect, peers, cx));

@@ -82,7 +82,7 @@ pub use self::{
     other_keys::OtherKeys,
     peers::{MemberStatus, Peer, Peers},
     settings::{MembershipSettings, SAMPLE},
-    wire::{ElectionMessage, MOST_PAYLOAD, Malformed},
+    wire::{ElectionMessage, MOST_PAYLOAD, Malformed, TransferStep},
 };
 use vipmux_model::NodeName;
 
@@ -465,7 +465,7 @@ impl Membership {
     /// Returns whether a message counts that is not older than a heartbeat of this time.
     fn is_fresh(&self, message: &ElectionMessage, asked: Duration, now: Duration) -> bool {
         let age = now.checked_sub(asked);
-        !matches!(message, ElectionMessage::Take { .. }) || age.is_some_and(|age| age <= self.settings.fresh)
+        message.step != TransferStep::Take || age.is_some_and(|age| age <= self.settings.fresh)
     }
 
     /// Leaves. From now on this node handles no payload, and only says that it leaves. Call

@@ -1,6 +1,6 @@
 //! Leadership transfer: the planned change of a VIP's leader.
 //!
-//! The old leader stops answering and says so ([`ElectionMessage::Take`]). The new one answers and
+//! The old leader stops answering and says so ([`TransferStep::Take`]). The new one answers and
 //! announces. The old one goes on forwarding packets that still arrive. The new one writes the
 //! Lease. No other node can, as long as the old one is alive.
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     lease::Lease,
-    membership::{ElectionMessage, Peers, Why},
+    membership::{ElectionMessage, Peers, TransferStep, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement},
     store_operation::StoreOperation,
@@ -201,7 +201,8 @@ impl Election {
             }
         }
         self.declined_unknown.insert(vip, (epoch, now));
-        self.commands.push(Command::Send { to: from.clone(), message: ElectionMessage::Declined { vip, epoch } });
+        let message = ElectionMessage { step: TransferStep::Declined, vip, epoch };
+        self.commands.push(Command::Send { to: from.clone(), message });
     }
 
     /// Returns whether the kernel may answer for a VIP because an earlier agent led it: until the maps are in sync,
@@ -211,21 +212,19 @@ impl Election {
     }
 
     /// Handles a message of a peer.
-    pub(super) fn receive(&mut self, from: &NodeName, message: &ElectionMessage, now: Duration) {
-        let (ElectionMessage::Take { vip, .. }
-        | ElectionMessage::Taken { vip, .. }
-        | ElectionMessage::Declined { vip, .. }) = *message;
-        if matches!(message, ElectionMessage::Take { .. }) && self.may_have_flag(vip, now) {
+    pub(super) fn receive(&mut self, from: &NodeName, message: ElectionMessage, now: Duration) {
+        let ElectionMessage { step, vip, epoch } = message;
+        if step == TransferStep::Take && self.may_have_flag(vip, now) {
             // An earlier agent may have taken it. The leader must not lead again yet, and asks once more.
             return;
         }
         let AbilityToLead { unable, draining, .. } = &self.availability;
         // A peer may not have read yet that this node's object is gone, and would get the VIP back at once.
         let can = !unable.contains(&vip) && !draining && self.candidate(vip, &self.local).is_some();
-        match (self.state_of(vip, now), *message) {
-            (Some((state, mut cx)), message) => state.receive(from, message, can, &mut cx),
-            (None, ElectionMessage::Take { vip, epoch }) => self.decline_unknown(vip, epoch, from, now),
-            (None, ElectionMessage::Taken { .. } | ElectionMessage::Declined { .. }) => {}
+        if let Some((state, mut cx)) = self.state_of(vip, now) {
+            state.receive(from, step, epoch, can, &mut cx);
+        } else if step == TransferStep::Take {
+            self.decline_unknown(vip, epoch, from, now);
         }
     }
 }
@@ -259,38 +258,33 @@ impl VipState {
             return cx.schedule.wake_at(next);
         }
         successor.asked += 1;
-        cx.send(successor.node.clone(), ElectionMessage::Take { vip: cx.vip, epoch: own.epoch + 1 });
+        cx.send(successor.node.clone(), TransferStep::Take, own.epoch + 1);
         cx.schedule.wake_at(cx.now + AGAIN);
     }
 
     /// Handles a message about this VIP. `can`: this node can take it, as long as the fence is
     /// open.
-    fn receive(&mut self, from: &NodeName, message: ElectionMessage, can: bool, cx: &mut Context<'_>) {
-        match message {
-            ElectionMessage::Take { vip, epoch } => {
+    fn receive(&mut self, from: &NodeName, step: TransferStep, epoch: u64, can: bool, cx: &mut Context<'_>) {
+        match step {
+            TransferStep::Take => {
                 let accepted = self.accept(epoch, from, can, cx);
                 if !accepted {
                     self.transfers.declined = Some((epoch, cx.now));
                 }
-                let answer = if accepted {
-                    ElectionMessage::Taken { vip, epoch }
-                } else {
-                    ElectionMessage::Declined { vip, epoch }
-                };
-                cx.send(from.clone(), answer);
+                cx.send(from.clone(), if accepted { TransferStep::Taken } else { TransferStep::Declined }, epoch);
             }
-            ElectionMessage::Taken { epoch, .. } if self.is_transferring(epoch, from) => {
+            TransferStep::Taken if self.is_transferring(epoch, from) => {
                 self.give_up(Lost::Handed(from.clone()), cx);
                 self.set_known(from.clone(), epoch, Some(Why::Handed(cx.local.clone())), cx.now);
             }
-            ElectionMessage::Declined { epoch, .. } if self.is_transferring(epoch, from) => {
+            TransferStep::Declined if self.is_transferring(epoch, from) => {
                 self.lead(cx);
                 self.transfers.not_before = cx.now + DECLINED;
                 // The Lease may have a higher epoch: a node that wrote it need not know that it
                 // did.
                 self.attempt(LeaseOperation::CheckRead, cx);
             }
-            ElectionMessage::Taken { .. } | ElectionMessage::Declined { .. } => {}
+            TransferStep::Taken | TransferStep::Declined => {}
         }
     }
 

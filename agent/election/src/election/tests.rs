@@ -20,7 +20,7 @@ use vipmux_common::abi::Mac;
 use super::*;
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, StoreId, Version},
-    membership::{self, Claimed, ElectionMessage, State, Why},
+    membership::{self, Claimed, ElectionMessage, State, TransferStep, Why},
 };
 use vipmux_testing::{
     names::{node_name, vip4},
@@ -269,11 +269,9 @@ impl Bench {
                 },
                 Command::Store(StoreOperation::Survey) => "survey".into(),
                 Command::Store(StoreOperation::Delete { version, .. }) => format!("delete {version}"),
-                Command::Send { to, message } => match message {
-                    ElectionMessage::Take { epoch, .. } => format!("{to}: take {epoch}"),
-                    ElectionMessage::Taken { epoch, .. } => format!("{to}: taken {epoch}"),
-                    ElectionMessage::Declined { epoch, .. } => format!("{to}: declined {epoch}"),
-                },
+                Command::Send { to, message: ElectionMessage { step, epoch, .. } } => {
+                    format!("{to}: {} {epoch}", format!("{step:?}").to_lowercase())
+                }
                 Command::Publish(Item::Claim { epoch, .. }) => format!("claim {epoch}"),
                 Command::Publish(item) => format!("publish {item:?}"),
                 Command::Withdraw(ItemKey::Claim(_)) => "withdraw".into(),
@@ -321,8 +319,9 @@ fn record(standing: RecordStanding, text: &str) -> NodeRecord {
     NodeRecord { content: RecordContent { standing, promise: LEASE }, version: version(text) }
 }
 
-fn told(from: &str, message: ElectionMessage) -> Input {
-    Input::Message { from: node_name(from), message }
+/// A message about `.1`.
+fn told(from: &str, step: TransferStep, epoch: u64) -> Input {
+    Input::Message { from: node_name(from), message: ElectionMessage { step, vip: vip4(1), epoch } }
 }
 
 /// An announcement of a millisecond ago with these peers' MACs, to which the kernel yielded.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     lease::{Lease, Version},
-    membership::{Claimed, ElectionMessage, Item, ItemKey, Why},
+    membership::{Claimed, ElectionMessage, Item, ItemKey, TransferStep, Why},
     mutation::Mutated,
 };
 use vipmux_model::{NodeName, Vip};
@@ -120,8 +120,9 @@ pub(super) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Sends a message to a peer.
-    pub(super) fn send(&mut self, to: NodeName, message: ElectionMessage) {
+    /// Sends a message about the VIP to a peer.
+    pub(super) fn send(&mut self, to: NodeName, step: TransferStep, epoch: u64) {
+        let message = ElectionMessage { step, vip: self.vip, epoch };
         self.commands.push(Command::Send { to, message });
     }
 }

@@ -28,7 +28,7 @@ pub struct MembershipSettings {
     pub round: Duration,
     /// A heartbeat without an answer is repeated after this time, and after twice this time.
     pub again: Duration,
-    /// An [`ElectionMessage::Take`](super::ElectionMessage::Take) counts no longer than this after
+    /// A [`TransferStep::Take`](super::TransferStep::Take) counts no longer than this after
     /// a heartbeat that its sender knew of. It is more than the time from one round of heartbeats
     /// to the next.
     pub fresh: Duration,

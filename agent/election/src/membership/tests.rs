@@ -12,6 +12,7 @@ mod states;
 use self::network::{HEARTBEAT, Network, ms, name};
 use super::{
     DELETED, ElectionMessage, Malformed, MemberId, MemberStatus, Membership, MembershipEvent, MembershipSettings,
+    TransferStep,
 };
 use crate::LEASE;
 use vipmux_testing::{
@@ -444,7 +445,7 @@ fn losses_seldom_bring_anybody_down() {
 #[test]
 fn messages_come_through_unless_the_node_is_unknown() {
     let mut network = together(2, 16);
-    let message = ElectionMessage::Take { vip: vip("192.0.2.1"), epoch: 7 };
+    let message = ElectionMessage { step: TransferStep::Take, vip: vip("192.0.2.1"), epoch: 7 };
     network.act(0, |membership, _| membership.send_message(&name(1), message));
     network.run(ms(1));
     assert_eq!(network.events[1].last().unwrap().1, MembershipEvent::Message { from: name(0), message });
@@ -457,7 +458,7 @@ fn messages_come_through_unless_the_node_is_unknown() {
 fn a_vip_that_was_handed_over_a_while_ago_is_not_taken_up() {
     let mut network = together(2, 18);
     let (mut sender, mut receiver, now) = (network.take(0), network.take(1), network.now);
-    let message = ElectionMessage::Take { vip: vip("192.0.2.1"), epoch: 7 };
+    let message = ElectionMessage { step: TransferStep::Take, vip: vip("192.0.2.1"), epoch: 7 };
     let told = MembershipEvent::Message { from: name(0), message };
     let tell = |sender: &mut Membership| {
         sender.take_outbox();

@@ -123,33 +123,30 @@ pub(super) struct Delta {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DeltaChange(#[serde(with = "delimited")] pub(super) Option<ItemChange>);
 
-/// A message of one node's election to another's. It may be lost: the sender repeats it.
+/// A message of one node's election to another's, about the transfer of a VIP. It may be lost: the sender repeats
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ElectionMessage {
+pub struct ElectionMessage {
+    /// The step of the transfer.
+    pub step: TransferStep,
+    /// The VIP.
+    pub vip: Vip,
+    /// The epoch of the next leadership.
+    pub epoch: u64,
+}
+
+/// A step of a leadership transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TransferStep {
     /// The sender has stopped answering for the VIP: lead it with this epoch. The message is
     /// dropped if it is older than
     /// [`MembershipSettings::fresh`](super::MembershipSettings::fresh), since the sender may answer
     /// again.
-    Take {
-        /// The VIP.
-        vip: Vip,
-        /// The epoch to lead it with.
-        epoch: u64,
-    },
+    Take,
     /// The sender leads it now.
-    Taken {
-        /// The VIP.
-        vip: Vip,
-        /// The epoch of the leadership.
-        epoch: u64,
-    },
+    Taken,
     /// The sender will not lead it.
-    Declined {
-        /// The VIP.
-        vip: Vip,
-        /// The epoch that was asked for.
-        epoch: u64,
-    },
+    Declined,
 }
 
 /// A payload cannot be used. It changed nothing, except for [`Malformed::TooMany`].

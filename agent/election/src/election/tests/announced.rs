@@ -183,7 +183,7 @@ fn an_assured_leader_gives_way_to_a_claim_and_to_the_lease() {
 #[test]
 fn announcements_of_an_earlier_leader_silence_nobody() {
     let mut bench = Bench::following();
-    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 }));
+    bench.give(told("b", TransferStep::Take, 5));
     assert_eq!(bench.role(), Role::Leading);
     bench.said();
     bench.give(Input::PeerAnnounced(PeerAnnouncement {

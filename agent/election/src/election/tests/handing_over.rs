@@ -12,11 +12,11 @@ fn a_handover_ends_before_it_begins_elsewhere() {
     assert_eq!(bench.said(), ["publish Draining(true)", "follow: handed over to b", "b: take 2"]);
     bench.later(ms(50)).give(Input::Peers);
     assert_eq!(bench.said(), ["b: take 2"], "it may have been lost");
-    bench.give(told("c", ElectionMessage::Taken { vip: vip4(1), epoch: 2 }));
+    bench.give(told("c", TransferStep::Taken, 2));
     assert_eq!(bench.role(), Role::Handing, "that is another's word");
-    bench.give(told("b", ElectionMessage::Taken { vip: vip4(1), epoch: 1 }));
+    bench.give(told("b", TransferStep::Taken, 1));
     assert_eq!(bench.role(), Role::Handing, "that is of another epoch");
-    bench.give(told("b", ElectionMessage::Taken { vip: vip4(1), epoch: 2 }));
+    bench.give(told("b", TransferStep::Taken, 2));
     assert_eq!(bench.said(), ["withdraw"]);
     assert_eq!(bench.leader(), Some("b"));
 }
@@ -48,7 +48,7 @@ fn what_is_declined_is_kept() {
     bench.want(&["a", "b"]);
     bench.later(ms(10)).give(Input::Drain(true));
     bench.said();
-    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    bench.give(told("b", TransferStep::Declined, 2));
     assert_eq!(bench.said(), ["lead 1: nobody led it before", "read"]);
     bench.give(read(Some(lease("a", 1, "v1"))));
     bench.ticks(50);
@@ -78,7 +78,7 @@ fn who_declines_because_it_has_the_lease_is_given_way_to() {
     let mut bench = Bench::leading();
     bench.want(&["a", "b"]);
     bench.later(ms(10)).give(Input::Drain(true));
-    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    bench.give(told("b", TransferStep::Declined, 2));
     bench.said();
     bench.give(read(Some(lease("b", 2, "v2"))));
     assert_eq!(bench.said(), ["follow: b took it", "withdraw"]);
@@ -139,7 +139,7 @@ fn unanswered(leases: [Duration; 2], check: impl Fn(Vec<String>, Duration)) -> D
 
 #[test]
 fn what_is_handed_over_is_taken_by_who_can() {
-    let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });
+    let take = |epoch| told("b", TransferStep::Take, epoch);
     let mut bench = Bench::following();
     bench.give(take(5));
     assert_eq!(bench.said(), ["claim 5", "lead 5: b handed it over", "b: taken 5"]);
@@ -193,7 +193,7 @@ fn a_transfer_is_written_down_at_once_whatever_this_node_waited_for() {
     bench.falls("b", MemberStatus::Alive);
     bench.peers.majority = true;
     bench.said();
-    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 }));
+    bench.give(told("b", TransferStep::Take, 5));
     bench.later(ms(10)).give(Input::Peers);
     assert_eq!(bench.said(), ["claim 5", "lead 5: b handed it over", "b: taken 5", "read"]);
 }
@@ -202,7 +202,7 @@ fn a_transfer_is_written_down_at_once_whatever_this_node_waited_for() {
 #[test]
 fn a_transfer_is_not_resumed_before_the_old_leader_is_known_to_have_given_way() {
     let mut bench = Bench::following();
-    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 }));
+    bench.give(told("b", TransferStep::Take, 5));
     bench.later(LEASE).give(Input::Tick { carrier: true });
     bench.want(&["a", "b", "c"]);
     bench.ticks(5);
@@ -221,7 +221,7 @@ fn a_transfer_is_not_resumed_before_the_old_leader_is_known_to_have_given_way() 
 #[test]
 fn a_transfer_is_not_resumed_from_a_leader_that_is_down_before_its_kernel_is_silent() {
     let mut bench = Bench::following();
-    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 }));
+    bench.give(told("b", TransferStep::Take, 5));
     bench.later(LEASE).give(Input::Tick { carrier: true });
     bench.want(&["a", "b"]);
     let now = bench.ticks(5).now;
@@ -237,9 +237,7 @@ fn a_transfer_is_not_resumed_from_a_leader_that_is_down_before_its_kernel_is_sil
 #[test]
 fn the_answer_to_another_transfer_changes_nothing() {
     for (from, epoch, lapses) in [("c", 2, false), ("b", 1, false), ("b", 3, false), ("b", 2, true)] {
-        for message in
-            [ElectionMessage::Taken { vip: vip4(1), epoch }, ElectionMessage::Declined { vip: vip4(1), epoch }]
-        {
+        for step in [TransferStep::Taken, TransferStep::Declined] {
             let mut bench = Bench::leading();
             bench.want(&["a", "b"]);
             bench.later(ms(10)).give(Input::Drain(true));
@@ -250,14 +248,14 @@ fn the_answer_to_another_transfer_changes_nothing() {
             }
             let role = if lapses { Role::Suspended } else { Role::Handing };
             assert_eq!(bench.role(), role);
-            assert_eq!(bench.give(told(from, message)).role(), role, "{message:?} of {from}");
+            assert_eq!(bench.give(told(from, step, epoch)).role(), role, "{step:?} of {from}");
         }
     }
 }
 
 #[test]
 fn what_was_declined_is_not_taken_up_when_it_is_heard_again_late() {
-    let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });
+    let take = |epoch| told("b", TransferStep::Take, epoch);
     let mut bench = Bench::following();
     bench.give(Input::Unable([vip4(1)].into())).give(take(5)).give(Input::Unable([].into()));
     bench.said();
@@ -271,7 +269,7 @@ fn what_was_declined_is_made_sure_of_after_a_lapse_all_the_same() {
     let mut bench = Bench::leading();
     bench.want(&["a", "b"]);
     bench.later(ms(10)).give(Input::Drain(true));
-    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    bench.give(told("b", TransferStep::Declined, 2));
     bench.give(read(Some(lease("a", 1, "v1"))));
     assert_eq!(bench.role(), Role::Leading);
     bench.later(LEASE).give(Input::Tick { carrier: true });
@@ -403,7 +401,7 @@ fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour_by_the_first_
 /// The earlier agent took the VIP and died before it could say so. The kernel answers.
 #[test]
 fn a_vip_that_the_kernel_may_still_answer_for_is_not_declined() {
-    let take = || told("b", ElectionMessage::Take { vip: vip4(1), epoch: 3 });
+    let take = || told("b", TransferStep::Take, 3);
     for (informed, wait, declines) in [(false, ms(10), false), (true, ms(10), true), (false, LEASE, true)] {
         let mut bench = Bench::new(ElectionSettings::default());
         let settings = bench.election.settings;
@@ -419,7 +417,7 @@ fn a_vip_that_the_kernel_may_still_answer_for_is_not_declined() {
 /// An agent that has just started hears of a VIP before it has read the Services.
 #[test]
 fn a_vip_that_was_declined_before_it_was_wanted_is_not_taken_by_a_copy_of_the_message() {
-    let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });
+    let take = |epoch| told("b", TransferStep::Take, epoch);
     let declines = |bench: &mut Bench| bench.said().contains(&"b: declined 3".to_owned());
     let mut bench = Bench::ready();
     bench.give(Input::Wanted(Arc::default())).give(take(3));
@@ -437,8 +435,10 @@ fn vips_that_are_declined_before_they_are_wanted_are_noted_up_to_a_bound_and_for
     let mut bench = Bench::ready();
     bench.give(Input::Wanted(Arc::default())).said();
     let declines = |bench: &mut Bench, number: u32| {
-        let message = ElectionMessage::Take { vip: Vip::new(std::net::Ipv4Addr::from(number).into()), epoch: 3 };
-        usize::from(!bench.give(told("b", message)).said().is_empty())
+        let vip = Vip::new(std::net::Ipv4Addr::from(number).into());
+        let message = ElectionMessage { step: TransferStep::Take, vip, epoch: 3 };
+        let take = Input::Message { from: node_name("b"), message };
+        usize::from(!bench.give(take).said().is_empty())
     };
     let answers: usize = (0..20_000).map(|number| declines(&mut bench, number)).sum();
     assert_eq!(answers, bench.election.declined_unknown.len(), "what is not noted is not answered");
@@ -460,7 +460,7 @@ fn an_agent_that_is_asked_to_stop_waits_for_others_to_take_its_vips_but_not_in_v
     bench.later(ms(10)).give(Input::Drain(true));
     bench.peer("b").state.unable.insert(vip4(1));
     assert_eq!((bench.role(), leaves_after(&bench)), (Role::Handing, 5_000), "b may have taken it");
-    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    bench.give(told("b", TransferStep::Declined, 2));
     assert_eq!((bench.role(), leaves_after(&bench)), (Role::Leading, 1_000), "b cannot take it");
     bench.peer("b").state.unable.clear();
     assert_eq!(leaves_after(&bench), 5_000, "b can take it again");
@@ -498,13 +498,15 @@ fn moves(bench: &mut Bench, ticks: u32, takes: bool) -> Vec<(Duration, Vip)> {
     for _ in 0..ticks {
         bench.ticks(1);
         for command in std::mem::take(&mut bench.commands) {
-            let Command::Send { message: ElectionMessage::Take { vip, epoch }, .. } = command else { continue };
+            let Command::Send { message, .. } = command else { continue };
+            let ElectionMessage { step: TransferStep::Take, vip, epoch } = message else { continue };
             moved.push((bench.now, vip));
+            let answer = |step| Input::Message { from: node_name("b"), message: ElectionMessage { step, ..message } };
             if takes {
                 bench.peer("b").state.claims.insert(vip, claimed(epoch));
-                bench.give(told("b", ElectionMessage::Taken { vip, epoch }));
+                bench.give(answer(TransferStep::Taken));
             } else {
-                bench.give(told("b", ElectionMessage::Declined { vip, epoch }));
+                bench.give(answer(TransferStep::Declined));
                 bench.give(Input::Stored { vip, outcome: LeaseOutcome::Read(Some(lease("a", 1, "v"))) });
             }
         }

@@ -101,7 +101,7 @@ fn a_node_that_drains_hands_over_to_an_unstable_one_which_leads() {
 
     let mut bench = Bench::following();
     bench.lapses(LAPSES, SOON).publishes("b", DRAINING).publishes("c", DRAINING).said();
-    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 5 })).ticks(1);
+    bench.give(told("b", TransferStep::Take, 5)).ticks(1);
     assert_eq!((bench.role(), bench.election.published_ability()), (Role::Leading, UNSTABLE));
     bench.give(Input::Drain(true));
     assert_eq!(bench.election.published_ability(), DRAINING);

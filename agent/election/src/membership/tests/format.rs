@@ -9,7 +9,7 @@ use vipmux_testing::names::{node_name, vip};
 use crate::{
     lease::StoreId,
     membership::{
-        AgentInfo, ElectionMessage, HashingInfo, Item, ItemKey, ProbedPort, Why, WireVersions,
+        AgentInfo, ElectionMessage, HashingInfo, Item, ItemKey, ProbedPort, TransferStep, Why, WireVersions,
         items::ItemChange,
         swim::MemberId,
         wire::{Ack, Delta, DeltaChange, Gone, Heartbeat, Pull, StateVersion, Wire},
@@ -34,15 +34,18 @@ fn payloads_have_the_bytes_that_released_versions_read() {
             &[4, 17, 172, 2, 2, 1, 1, 2, 1, 0],
         ),
         (
-            Wire::Message { asked: 17, message: Some(ElectionMessage::Take { vip, epoch: 200 }) },
+            Wire::Message { asked: 17, message: Some(ElectionMessage { step: TransferStep::Take, vip, epoch: 200 }) },
             &[5, 17, 8, 0, 0, 192, 0, 2, 1, 200, 1],
         ),
         (
-            Wire::Message { asked: 17, message: Some(ElectionMessage::Taken { vip, epoch: 200 }) },
+            Wire::Message { asked: 17, message: Some(ElectionMessage { step: TransferStep::Taken, vip, epoch: 200 }) },
             &[5, 17, 8, 1, 0, 192, 0, 2, 1, 200, 1],
         ),
         (
-            Wire::Message { asked: 17, message: Some(ElectionMessage::Declined { vip, epoch: 200 }) },
+            Wire::Message {
+                asked: 17,
+                message: Some(ElectionMessage { step: TransferStep::Declined, vip, epoch: 200 }),
+            },
             &[5, 17, 8, 2, 0, 192, 0, 2, 1, 200, 1],
         ),
         (Wire::Left(vec![MemberId { node: 300, generation: 2 }]), &[6, 1, 172, 2, 2]),

@@ -14,7 +14,8 @@ use super::{
 use crate::lease::StoreId;
 use crate::membership::{
     AgentInfo, ElectionMessage, HashingInfo, Item, ItemKey, MOST_LEASE, MOST_PAYLOAD, Malformed, MemberStatus,
-    Membership, MembershipEvent, MembershipSettings, ProbedPort, Why, WireVersions, as_of_a_later_version,
+    Membership, MembershipEvent, MembershipSettings, ProbedPort, TransferStep, Why, WireVersions,
+    as_of_a_later_version,
     items::ItemChange,
     local_state::LocalState,
     swim::{MemberId, admitted},
@@ -68,7 +69,7 @@ fn some_wires() -> Vec<Wire<'static>> {
         Wire::Ack(Ack { asked: 17, at, disowned: None, gone: vec![Gone { node: 1, generation: 2, silent: 3 }; 31] }),
         Wire::Pull(Pull { asked: 17, since: at, begun: 3 }),
         Wire::Delta(Delta { asked: 17, upto: at, since: 296, reset: Some(300), more: false, changes }),
-        Wire::Message { asked: 17, message: Some(ElectionMessage::Declined { vip, epoch: 3 }) },
+        Wire::Message { asked: 17, message: Some(ElectionMessage { step: TransferStep::Declined, vip, epoch: 3 }) },
         Wire::Left(vec![MemberId { node: u64::MAX, generation: 1 }; MOST_DEPARTED]),
     ]
 }
