@@ -40,6 +40,7 @@
 //! a conflict. A deadline that has passed is never simply extended: every VIP is suspended, and
 //! [`Command::Reload`] asks for evidence anew.
 
+mod ability;
 mod fence;
 mod fencings;
 mod io;
@@ -51,6 +52,7 @@ mod peer_announcements;
 mod role;
 mod schedule;
 mod stability;
+mod surveys;
 mod takeover;
 mod takeover_guard;
 mod vip_state;
@@ -64,9 +66,8 @@ use std::{
     time::Duration,
 };
 
-use imbl::OrdMap;
-
 use self::{
+    ability::AbilityToLead,
     fence::Fence,
     fencings::Fencings,
     leader_index::LeaderIndex,
@@ -74,6 +75,7 @@ use self::{
     peer_announcements::Inquiries,
     schedule::EvaluationSchedule,
     stability::Stability,
+    surveys::Surveys,
     takeover_guard::TakeoverGuard,
     vip_state::{Context, Transfers, VipState},
 };
@@ -86,10 +88,9 @@ pub use self::{
 use crate::mutation::Mutation;
 use crate::{
     lease::{Lease, StoreId},
-    membership::{Item, ItemKey, MemberStatus, Peer, Peers},
+    membership::{Item, MemberStatus, Peer, Peers},
     mutation::Mutated,
     placement::{Candidate, Candidates},
-    store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -104,8 +105,6 @@ pub const MAX_LEASE_OPERATIONS: usize = 128;
 /// The time after the start in which a node hears others, if there are any. It takes the VIPs of
 /// leaders that are gone within that time.
 const UNHEARD: Duration = Duration::from_secs(10);
-/// The time for which the Lease of a VIP that is no longer wanted is kept.
-const LEFTOVER: Duration = Duration::from_hours(1);
 
 /// Times that the user may set, or that tests shorten.
 #[derive(Clone, Copy, Debug)]
@@ -161,37 +160,6 @@ pub struct Election {
     declined_unknown: BTreeMap<Vip, (u64, Duration)>,
     commands: Vec<Command>,
     mutated: Mutated,
-}
-
-/// This node's ability to lead.
-#[derive(Debug, Default)]
-struct AbilityToLead {
-    /// The hold-down is over.
-    ready: bool,
-    draining: bool,
-    /// The deadline passes again and again.
-    unstable: bool,
-    /// VIPs that this node cannot announce now.
-    unable: BTreeSet<Vip>,
-    /// VIPs whose answers are known to be lost. This node holds no Lease of them.
-    lossy: BTreeSet<Vip>,
-}
-
-impl AbilityToLead {
-    /// Returns what peers get as [`Item::Ready`] and [`Item::Draining`].
-    const fn published(&self) -> (bool, bool) {
-        if self.draining { (true, true) } else { (self.ready && !self.unstable, self.unstable) }
-    }
-}
-
-/// The progress of surveys, and the Leases that are no longer wanted.
-#[derive(Debug, Default)]
-struct Surveys {
-    /// The first survey came back, or failed.
-    ended: bool,
-    under_way: bool,
-    /// Leases of VIPs that are not wanted, with the time at which this was noticed.
-    leftover: BTreeMap<Vip, (Lease, Duration)>,
 }
 
 impl Election {
@@ -421,48 +389,6 @@ impl Election {
         self.wanted = wanted;
     }
 
-    fn set_unable(&mut self, unable: BTreeSet<Vip>, now: Duration) {
-        // Meanwhile it is the turn of another node, which may not have been heard of yet.
-        for vip in unable.symmetric_difference(&self.availability.unable) {
-            self.states.entry(*vip).and_modify(|state| state.operating_since = now);
-        }
-        for vip in unable.difference(&self.availability.unable) {
-            self.commands.push(Command::Publish(Item::Unable(*vip)));
-        }
-        for vip in self.availability.unable.difference(&unable) {
-            self.commands.push(Command::Withdraw(ItemKey::Unable(*vip)));
-        }
-        self.schedule.dirty |= self.availability.unable != unable;
-        self.availability.unable = unable;
-    }
-
-    /// Notes whose answers are lost. A survey finds the Leases of an earlier agent on this node.
-    fn set_lossy(&mut self, lossy: BTreeSet<Vip>) {
-        let is_new = !lossy.is_subset(&self.availability.lossy);
-        self.schedule.dirty |= self.availability.lossy != lossy;
-        self.availability.lossy = lossy;
-        if is_new && !self.surveys.under_way {
-            self.survey();
-        }
-    }
-
-    fn set_ability(&mut self, set: impl FnOnce(&mut AbilityToLead)) {
-        let before = self.availability.published();
-        set(&mut self.availability);
-        let (ready, draining) = self.availability.published();
-        if ready != before.0 {
-            self.commands.push(Command::Publish(Item::Ready(ready)));
-        }
-        if draining != before.1 {
-            self.commands.push(Command::Publish(Item::Draining(draining)));
-        }
-        if (ready, draining) != before {
-            self.index.preferences = None;
-            // The end of a hold-down moves no VIP at once.
-            self.schedule.dirty |= draining || before.1;
-        }
-    }
-
     fn compare_stores(&mut self, peers: &Peers) {
         let differs = |peer: &Peer| peer.status != MemberStatus::Left && peer.state.store != self.store;
         let is_unheard = peers.members.is_empty() && !peers.majority;
@@ -533,75 +459,17 @@ impl Election {
         let own = self.states.iter().filter(|(_, state)| state.own.is_some() && state.role != Role::Conflicted);
         let own: Vec<_> = own.map(|(vip, _)| *vip).collect();
         for vip in own {
-            if let Some((state, mut cx)) = self.state_of(vip, now) {
-                // Who leads it now is in none of the Leases that this node can read.
+            self.change_state(vip, now, |state, cx| {
                 if cx.guard.stores_differ {
+                    // Who leads it now is in none of the Leases that this node can read.
                     let epoch = state.epoch();
-                    state.give_up(why.clone(), &mut cx);
+                    state.give_up(why.clone(), cx);
                     state.set_known(cx.local.clone(), epoch, None, now);
-                    continue;
+                } else {
+                    state.stop(Role::Suspended, why.clone(), cx);
+                    state.abandon_check();
                 }
-                state.stop(Role::Suspended, why.clone(), &mut cx);
-                state.abandon_check();
-            }
-        }
-    }
-
-    fn survey(&mut self) {
-        self.surveys.under_way = true;
-        self.commands.push(Command::Store(StoreOperation::Survey));
-    }
-
-    /// Handles the result of a survey. `leases` is `None` if the store is unavailable.
-    fn surveyed(&mut self, asked: Duration, leases: Option<OrdMap<Vip, Lease>>, peers: &Peers, now: Duration) {
-        self.surveys.under_way = false;
-        self.schedule.dirty |= !std::mem::replace(&mut self.surveys.ended, true);
-        let Some(leases) = leases else { return };
-        for (vip, lease) in &leases {
-            let Some(state) = self.states.get_mut(vip) else {
-                if self.fence.informed {
-                    self.surveys.leftover.entry(*vip).or_insert_with(|| (lease.clone(), now)).0 = lease.clone();
-                }
-                continue;
-            };
-            if state.learn(lease, now) {
-                self.index.touched.insert(*vip);
-            }
-            if lease.holder == self.local && state.own.is_none() && self.availability.lossy.contains(vip) {
-                let delete = StoreOperation::Delete { vip: *vip, version: lease.version.clone() };
-                self.commands.push(Command::Store(delete));
-            }
-        }
-        for vip in self.lost_leases(&leases, asked) {
-            self.change_state(vip, now, |state, cx| state.lease_changed(leases.get(&vip), !peers.majority, cx));
-        }
-    }
-
-    /// Returns the VIPs whose Leases this node wrote, and that are another's, of another epoch, or
-    /// gone.
-    fn lost_leases(&self, leases: &OrdMap<Vip, Lease>, asked: Duration) -> Vec<Vip> {
-        let lost = |(vip, state): (&Vip, &VipState)| {
-            let written = state.own.as_ref()?.written.as_ref()?;
-            // A Lease that was written after the survey is not lost.
-            let epoch = state.own.as_ref()?.epoch;
-            let own = |lease: &Lease| lease.holder == self.local && lease.epoch == epoch;
-            (written.at < asked && !leases.get(vip).is_some_and(own)).then_some(*vip)
-        };
-        self.states.iter().filter_map(lost).collect()
-    }
-
-    /// Deletes a Lease that was not wanted for long. Only the first living node by name does so.
-    fn delete_leftover(&mut self, peers: &Peers, now: Duration) {
-        let alive = peers.members.iter().filter(|(_, peer)| peer.status == MemberStatus::Alive);
-        if alive.map(|(name, _)| name).min().is_some_and(|first| *first < self.local) {
-            return;
-        }
-        let old = |(_, since): &(Lease, Duration)| now.saturating_sub(*since) >= LEFTOVER;
-        let leftover = &mut self.surveys.leftover;
-        if let Some(vip) = leftover.iter().find(|(_, leftover)| old(leftover)).map(|(vip, _)| *vip)
-            && let Some((lease, _)) = leftover.remove(&vip)
-        {
-            self.commands.push(Command::Store(StoreOperation::Delete { vip, version: lease.version }));
+            });
         }
     }
 }

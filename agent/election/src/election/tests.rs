@@ -17,10 +17,11 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use vipmux_common::abi::Mac;
 
-use super::*;
+use super::{surveys::LEFTOVER, *};
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, StoreId, Version},
-    membership::{self, Claimed, ElectionMessage, State, TransferStep, Why},
+    membership::{self, Claimed, ElectionMessage, ItemKey, State, TransferStep, Why},
+    store_operation::StoreOperation,
 };
 use vipmux_testing::{
     names::{node_name, vip4},
