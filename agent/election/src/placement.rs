@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::rendezvous::Bids;
+use super::rendezvous;
 use vipmux_model::{Model, NodeName, Vip, advertisement::EligibleNodes, node::Node};
 
 /// A candidate for some VIPs, as far as the cluster's objects say.
@@ -55,7 +55,7 @@ impl Candidates {
         let mut known = self.0.first.lock().unwrap_or_else(PoisonError::into_inner);
         let first = known.entry(vip).or_insert_with(|| {
             let bids = self.iter().map(|candidate| (&candidate.node, candidate.weight));
-            Bids::of(vip).first(bids, FIRST).into()
+            rendezvous::first(vip, bids, FIRST).into()
         });
         Arc::clone(first)
     }
@@ -293,7 +293,9 @@ impl<'a> LeaderPlacement<'a> {
             able.filter_map(|candidate| Some(((self.preference)(candidate)?, candidate))).collect();
         let least = usable.iter().map(|(preference, _)| (preference.excluded, preference.leaving)).min();
         usable.retain(|(preference, _)| Some((preference.excluded, preference.leaving)) == least);
-        Bids::of(vip).sort(&mut usable, |(_, candidate)| (&candidate.node, candidate.weight));
+        let bids = usable.iter().map(|(_, candidate)| (&candidate.node, candidate.weight));
+        let order = rendezvous::first(vip, bids, usable.len());
+        let mut usable: Vec<_> = order.into_iter().map(|at| usable[at]).collect();
         // Candidates with room come first. The order among them stays.
         let has_no_room = |node: &NodeName| self.load(node) >= self.preferences.bound(node);
         usable.sort_by_key(|(preference, candidate)| (*preference, has_no_room(&candidate.node)));

@@ -10,42 +10,21 @@ use twox_hash::XxHash64;
 
 use vipmux_model::{NodeName, Vip};
 
-/// The nodes' bids for one VIP.
+/// Returns the indices of the nodes that should lead a VIP first, at most `most`, best first. Nodes come
+/// with their weights.
 ///
 /// Each node's share of all VIPs is as large as its share of the weight. When a node goes, only the
 /// VIPs that it led move. When a node comes or gains weight, VIPs move only to it.
-#[derive(Clone, Copy, Debug)]
-pub struct Bids {
-    vip: Vip,
-}
-
-impl Bids {
-    /// Begins the bids for this VIP.
-    pub fn of(vip: Vip) -> Self {
-        Self { vip }
+pub fn first<'a>(vip: Vip, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>, most: usize) -> Vec<usize> {
+    let bid = |(name, weight): (&'a NodeName, u32)| Bid { hash: hash(vip, name), weight: weight.max(1), name };
+    let mut bids: Vec<_> = nodes.into_iter().map(bid).enumerate().collect();
+    let order = |(_, a): &(usize, Bid<'_>), (_, b): &(usize, Bid<'_>)| b.order(a);
+    if bids.len() > most && most > 0 {
+        bids.select_nth_unstable_by(most - 1, order);
     }
-
-    /// Returns the indices of the nodes that should lead first, at most `most`, best first. Nodes
-    /// come with their weights.
-    pub fn first<'a>(self, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>, most: usize) -> Vec<usize> {
-        let mut bids: Vec<_> = nodes.into_iter().map(|node| self.bid(node)).enumerate().collect();
-        let order = |(_, a): &(usize, Bid<'_>), (_, b): &(usize, Bid<'_>)| b.order(a);
-        if bids.len() > most && most > 0 {
-            bids.select_nth_unstable_by(most - 1, order);
-        }
-        bids.truncate(most);
-        bids.sort_unstable_by(order);
-        bids.into_iter().map(|(at, _)| at).collect()
-    }
-
-    /// Sorts nodes, so that the one that should lead comes first.
-    pub fn sort<T>(self, nodes: &mut [T], node: impl Fn(&T) -> (&NodeName, u32)) {
-        nodes.sort_by(|a, b| self.bid(node(b)).order(&self.bid(node(a))));
-    }
-
-    fn bid(self, (name, weight): (&NodeName, u32)) -> Bid<'_> {
-        Bid { hash: hash(self.vip, name), weight: weight.max(1), name }
-    }
+    bids.truncate(most);
+    bids.sort_unstable_by(order);
+    bids.into_iter().map(|(at, _)| at).collect()
 }
 
 /// A node's bid for a VIP.

@@ -17,7 +17,7 @@ fn names(count: usize) -> Vec<NodeName> {
 
 fn leader<'a>(vip: Vip, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>) -> Option<&'a NodeName> {
     let nodes: Vec<_> = nodes.into_iter().collect();
-    Bids::of(vip).first(nodes.iter().copied(), 1).first().map(|at| nodes[*at].0)
+    first(vip, nodes.iter().copied(), 1).first().map(|at| nodes[*at].0)
 }
 
 /// The leader among nodes that weigh the same.

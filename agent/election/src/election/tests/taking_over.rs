@@ -1,7 +1,7 @@
 //! Taking over what nobody leads: who may, when, and by which words to the store and the LAN.
 
 use super::*;
-use crate::rendezvous::Bids;
+use crate::rendezvous;
 
 #[test]
 fn the_first_leader_makes_the_lease_and_asks_the_lan_before_it_answers() {
@@ -326,7 +326,7 @@ fn who_is_cut_off_from_all_others_takes_nothing_back_from_who_followed_it() {
 #[test]
 fn a_node_that_waits_for_the_store_counts_the_vips_that_it_is_about_to_take() {
     let (a, c) = (node_name("a"), node_name("c"));
-    let prefers_a = |vip: &Vip| Bids::of(*vip).first([(&a, 1), (&c, 1)], 1) == [0];
+    let prefers_a = |vip: &Vip| rendezvous::first(*vip, [(&a, 1), (&c, 1)], 1) == [0];
     let vips: Vec<_> = (1..=100).map(vip4).filter(prefers_a).take(8).collect();
     let candidates: Candidates = ["a", "c"].into_iter().map(candidate).collect();
     let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
