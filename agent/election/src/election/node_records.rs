@@ -77,12 +77,13 @@ impl OwnRecord {
     }
 }
 
+/// An operation on this node's record.
 #[derive(Clone, Copy, Debug)]
-enum OwnOperation {
+struct OwnOperation {
+    /// The promise that it writes; `None`: it reads.
+    written: Option<Duration>,
     /// It is evidence for the shorter one of this promise and that in the record; `None`: for nothing.
-    Read { promise: Option<Duration> },
-    /// It is evidence for this promise; `None`: for nothing. What is written may be longer.
-    Confirm { promise: Option<Duration>, written: Duration },
+    promise: Option<Duration>,
 }
 
 /// Returns whether exactly half of the known members are alive, this node included.
@@ -107,7 +108,7 @@ impl Election {
     /// `promise`, at most.
     pub(super) fn read_own_record(&mut self, promise: Option<Duration>, now: Duration) {
         if self.record.operation.is_none() {
-            self.record.operation = Some(OwnOperation::Read { promise });
+            self.record.operation = Some(OwnOperation { written: None, promise });
             let (node, urgent) = (self.local.clone(), self.fence.is_open(now));
             self.commands.push(Command::Store(StoreOperation::ReadRecord { node, urgent }));
         }
@@ -161,10 +162,8 @@ impl Election {
                 self.commands.push(Command::Extend(deadline));
             }
             // What the store answers late is no evidence any more.
-            if let Some(OwnOperation::Read { promise } | OwnOperation::Confirm { promise, .. }) =
-                &mut self.record.operation
-            {
-                *promise = None;
+            if let Some(operation) = &mut self.record.operation {
+                operation.promise = None;
             }
         }
         self.record.seeks_at = self.seeks_evidence_at(peers).filter(|at| *at > now);
@@ -184,7 +183,7 @@ impl Election {
         }
         // The kernel may still answer by a longer one.
         let written = if retracts { promise } else { promise.max(self.record.promise) };
-        self.record.operation = Some(OwnOperation::Confirm { promise: evidence, written });
+        self.record.operation = Some(OwnOperation { written: Some(written), promise: evidence });
         self.record.promise = self.record.promise.max(written);
         self.commands.push(Command::Store(StoreOperation::SwapRecord {
             node: self.local.clone(),
@@ -213,34 +212,29 @@ impl Election {
             }
             return self.fencing_progressed(node, outcome, peers, now);
         }
-        let operation = self.record.operation.take();
-        match (operation, outcome) {
-            (Some(OwnOperation::Confirm { promise, written }), RecordOutcome::Swapped(version)) => {
-                let record = &mut self.record;
+        let Some(OwnOperation { written, promise }) = self.record.operation.take() else { return };
+        let record = &mut self.record;
+        match (written, outcome) {
+            (Some(written), RecordOutcome::Swapped(version)) => {
                 (record.version, record.confirmed, record.promise) = (Some(version), Some(written), written);
-                (record.failures, record.missing) = (0, false);
-                if let Some(promise) = promise {
-                    self.fence.confirm(asked, promise);
-                    self.extend(peers, now);
-                }
+                record.missing = false;
             }
-            (Some(OwnOperation::Read { promise }), RecordOutcome::Read(record)) => {
-                self.record.failures = 0;
-                self.take_in_own_record(record, peers, now);
-                if let (Some(promise), Some(confirmed)) = (promise, self.record.confirmed) {
-                    self.fence.confirm(asked, promise.min(confirmed));
-                    self.extend(peers, now);
-                }
+            (None, RecordOutcome::Read(record)) => self.take_in_own_record(record, peers, now),
+            (_, RecordOutcome::Conflict) => {
+                record.unread = true;
+                return;
             }
-            (None, _) => {}
-            (_, RecordOutcome::Conflict) => self.record.unread = true,
             // The store may have written it all the same.
             _ => {
-                let pause = back_off(&self.local, self.record.failures);
-                let record = &mut self.record;
+                record.not_before = now + back_off(&self.local, record.failures);
                 (record.failures, record.unread) = (record.failures.saturating_add(1), true);
-                record.not_before = now + pause;
+                return;
             }
+        }
+        self.record.failures = 0;
+        if let (Some(promise), Some(confirmed)) = (promise, self.record.confirmed) {
+            self.fence.confirm(asked, promise.min(confirmed));
+            self.extend(peers, now);
         }
     }
 
