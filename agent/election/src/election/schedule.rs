@@ -23,11 +23,6 @@ impl EvaluationSchedule {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    /// Asks for an evaluation at `at` or before, but not much earlier than the next one may be.
-    pub(super) fn retry_at(&mut self, at: Duration, now: Duration) {
-        self.wake_at(at.max(now + SPACING * 2));
-    }
-
     /// Returns whether an evaluation is due.
     pub(super) fn is_due(&self, now: Duration) -> bool {
         self.dirty || self.wake.is_some_and(|wake| wake <= now)

@@ -194,9 +194,9 @@ impl Election {
             state.takeable_since.get_or_insert(now);
             if !mine {
                 cx.schedule.wake_at(now + TURN);
-            } else if !cx.open || state.not_before > now {
-                cx.schedule.retry_at(state.not_before, now);
-            } else {
+            } else if state.not_before > now {
+                cx.schedule.wake_at(state.not_before);
+            } else if cx.open {
                 leaders.extend(state.known.as_ref().map(|known| known.node.clone()));
                 state.attempt(LeaseOperation::TakeoverRead, &mut cx);
             }
