@@ -198,7 +198,7 @@ impl VipState {
     /// answers, and with [`Role::Suspended`] the Lease is read again.
     pub(super) fn begin(&mut self, own: OwnLeadership, role: Role, cx: &mut Context<'_>) {
         let OwnLeadership { epoch, why, .. } = own.clone();
-        cx.commands.push(Command::Publish(Item::Claim { vip: cx.vip, epoch, why }));
+        cx.commands.push(Command::Publish(Item::Claim { vip: cx.vip, epoch, why: Some(why) }));
         (self.role, self.since, self.own) = (role, cx.now, Some(own));
         self.forget_takeover();
         self.forget_announcements();

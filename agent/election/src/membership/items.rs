@@ -11,7 +11,7 @@ use imbl::OrdMap;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use vipmux_common::abi::Mac;
 
-use super::{item_kind::ItemKind, sealing::VERSION};
+use super::{item_kind::ItemKind, sealing::VERSION, wire::delimited};
 use crate::lease::StoreId;
 use vipmux_model::{NodeName, Vip, reach::SegmentReach};
 
@@ -38,9 +38,9 @@ pub enum Item {
         vip: Vip,
         /// The epoch of the leadership.
         epoch: u64,
-        /// The reason.
-        #[serde(with = "why")]
-        why: Why,
+        /// The reason; `None`: a later version's. The claim counts all the same.
+        #[serde(with = "delimited")]
+        why: Option<Why>,
     },
     /// It cannot announce this VIP: no interface for it has a carrier and sends answers that
     /// arrive.
@@ -308,7 +308,10 @@ impl State {
         match item {
             Item::Ready(ready) => self.ready = ready,
             Item::Draining(draining) => self.draining = draining,
-            Item::Claim { vip, epoch, why } => drop(self.claims.insert(vip, Claimed { epoch, why, since: now })),
+            Item::Claim { vip, epoch, why } => {
+                let why = why.unwrap_or(Why::Other);
+                self.claims.insert(vip, Claimed { epoch, why, since: now });
+            }
             Item::Unable(vip) => drop(self.unable.insert(vip)),
             Item::Mac { segment, mac } => drop(self.macs.insert(segment, mac)),
             Item::Health { probed, up } => drop(self.health.insert(probed, up)),
@@ -371,21 +374,6 @@ fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Erro
 fn lease<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let lease = Duration::deserialize(deserializer)?;
     if lease <= MOST_LEASE { Ok(lease) } else { Err(D::Error::custom("too long a lease")) }
-}
-
-/// The reason of a claim, which must be read even if the reason is new.
-mod why {
-    use super::{Deserializer, Why};
-    use crate::membership::wire::delimited;
-    use serde::Serializer;
-
-    pub(super) fn serialize<S: Serializer>(why: &Why, serializer: S) -> Result<S::Ok, S::Error> {
-        delimited::serialize(&Some(why), serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Why, D::Error> {
-        delimited::deserialize(deserializer).map(|why| why.unwrap_or(Why::Other))
-    }
 }
 
 /// A MAC address as its six bytes in wire order.

@@ -59,7 +59,7 @@ fn payloads_have_the_bytes_that_released_versions_read() {
         (ItemChange::Set(Item::Ready(true)), &[3, 0, 0, 1]),
         (ItemChange::Set(Item::Draining(true)), &[3, 0, 1, 1]),
         (
-            ItemChange::Set(Item::Claim { vip, epoch: 1, why: Why::Down(node_name("b")) }),
+            ItemChange::Set(Item::Claim { vip, epoch: 1, why: Some(Why::Down(node_name("b"))) }),
             &[12, 0, 2, 0, 192, 0, 2, 1, 1, 3, 2, 1, 98],
         ),
         (ItemChange::Set(Item::Unable(vip)), &[7, 0, 3, 0, 192, 0, 2, 1]),

@@ -40,7 +40,7 @@ fn longest(number: u16) -> Item {
     let [high, low] = number.to_be_bytes();
     let mut address = [255; 16];
     (address[14], address[15]) = (high, low);
-    Item::Claim { vip: Vip::new(address.into()), epoch: u64::MAX, why: Why::Silent(longest_name()) }
+    Item::Claim { vip: Vip::new(address.into()), epoch: u64::MAX, why: Some(Why::Silent(longest_name())) }
 }
 
 fn some_wires() -> Vec<Wire<'static>> {
@@ -220,11 +220,14 @@ fn what_a_later_version_adds_is_skipped_and_the_rest_is_read() {
 #[test]
 fn a_claim_counts_whatever_its_reason() {
     let vip = vip("192.0.2.1");
-    let mut claim = bytes_of(Item::Claim { vip, epoch: 7, why: Why::First });
+    let mut claim = bytes_of(Item::Claim { vip, epoch: 7, why: Some(Why::First) });
     assert_eq!(claim.pop(), Some(0));
     claim.push(99);
-    let read = ItemChange::Set(Item::Claim { vip, epoch: 7, why: Why::Other });
-    assert_eq!(changes_in(&delta_of(&[&claim])), [Some(read)]);
+    let read = ItemChange::Set(Item::Claim { vip, epoch: 7, why: None });
+    assert_eq!(changes_in(&delta_of(&[&claim])), [Some(read.clone())]);
+    let mut state = crate::membership::State::default();
+    assert_eq!(state.apply(read, ms(1)), Ok(()));
+    assert_eq!(state.claims[&vip].why, Why::Other);
 }
 
 #[test]
@@ -267,14 +270,14 @@ fn items_out_of_bounds_are_skipped() {
     let vip = vip("192.0.2.1");
     // No such name can be made here, so it takes the place of a good one in the payload: a string
     // after its length.
-    let good = delta(Item::Claim { vip, epoch: 1, why: Why::Down(node_name("good")) });
+    let good = delta(Item::Claim { vip, epoch: 1, why: Some(Why::Down(node_name("good"))) });
     let at = good.windows(5).position(|window| window == b"\x04good").unwrap();
     for bad in ["", "A", "../x", &"a".repeat(254)] {
         let mut buffer = [0; 10];
         let length = postcard::to_slice(&bad.len(), &mut buffer).unwrap();
         let payload = [&good[..at], length, bad.as_bytes(), &good[at + 5..]].concat();
         let read = matches!(Wire::decode(&payload), Ok(Wire::Delta(delta))
-            if matches!(delta.changes[..], [DeltaChange(Some(ItemChange::Set(Item::Claim { why: Why::Down(_), .. })))]));
+            if matches!(delta.changes[..], [DeltaChange(Some(ItemChange::Set(Item::Claim { why: Some(Why::Down(_)), .. })))]));
         assert!(!read, "{bad}");
     }
     assert_eq!(changes_in(&delta(Item::Mac { segment: 32, mac: Mac::default() })), [None]);

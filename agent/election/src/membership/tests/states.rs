@@ -22,7 +22,7 @@ fn vip(number: u16) -> Vip {
 }
 
 fn claim(number: u16, epoch: u64) -> Item {
-    Item::Claim { vip: vip(number), epoch, why: Why::Down(name(9)) }
+    Item::Claim { vip: vip(number), epoch, why: Some(Why::Down(name(9))) }
 }
 
 fn publish(network: &mut Network, node: usize, item: Item) {
@@ -355,7 +355,7 @@ fn a_peer_that_publishes_without_end_takes_bounded_memory_and_its_claims_count()
     assert_eq!(receive((0..100_000).map(failing).collect()), Some(ItemKind::Health));
     assert_eq!(receive((0..100_000).map(|number| Item::Unable(numbered(number))).collect()), Some(ItemKind::Unable));
     assert_eq!(receive(vec![claim(1, 1), Item::Lapsed]), None);
-    let endless = (0..100_000).map(|number| Item::Claim { vip: numbered(number), epoch: 1, why: Why::First });
+    let endless = (0..100_000).map(|number| Item::Claim { vip: numbered(number), epoch: 1, why: Some(Why::First) });
     assert_eq!(receive(endless.collect()), Some(ItemKind::Claim));
     assert!(state.lapsed && state.claims.contains_key(&vip(1)));
     let counts = [state.addresses.len(), state.health.len(), state.unable.len(), state.claims.len()];
