@@ -219,13 +219,6 @@ struct MembershipTimers {
     count: u64,
 }
 
-impl MembershipTimers {
-    fn set(&mut self, due: Duration, timer: Timer) {
-        self.count += 1;
-        self.due.insert((due, self.count), timer);
-    }
-}
-
 /// Limits on how often this node speaks.
 #[derive(Debug, Default)]
 struct Pace {
@@ -607,6 +600,7 @@ impl Membership {
     }
 
     fn set(&mut self, due: Duration, timer: Timer) {
-        self.timers.set(due, timer);
+        self.timers.count += 1;
+        self.timers.due.insert((due, self.timers.count), timer);
     }
 }
