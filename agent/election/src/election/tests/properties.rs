@@ -347,5 +347,5 @@ fn a_node_answers_only_while_the_fence_is_open_and_claims_what_it_holds() {
         Ok(())
     });
     run.unwrap();
-    assert!(answered.get() > runs / 4, "it answered in {} of {runs} runs, which says little", answered.get());
+    assert!(answered.get() > runs / 5, "it answered in {} of {runs} runs, which says little", answered.get());
 }
