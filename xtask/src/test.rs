@@ -1,6 +1,6 @@
 //! `cargo xtask test`: runs the suites in order, the fastest first.
 
-use std::{path::PathBuf, process::Command, time::Instant};
+use std::{env, num::NonZero, path::PathBuf, process::Command, thread, time::Instant};
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -17,6 +17,9 @@ use crate::{
 
 /// Seeds of each of the simulation's scenarios: a run of some seconds.
 const SEEDS: &str = "60";
+
+/// The number of tests that a suite runs at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
 
 /// All targets with tests. Without them cargo would also run rustdoc on each crate, to find doc
 /// tests, which no crate has.
@@ -170,10 +173,16 @@ impl Suite {
 ///
 /// Cargo builds the agent for its own integration tests, with the features that all tests have.
 /// `cargo build` has fewer features, and would compile a third of the agent's crates again.
+///
+/// Tests with agents mostly wait. So half as many tests more than CPUs run at a time.
 fn with_agent(mut suite: Command) -> Result<Vec<Command>> {
     let mut agent = workspace::cargo(["test", "--no-run", "-p", "vipmux", "--test", "generated"]);
     agent.args(workspace::locked());
     suite.env("VIPMUX_BIN", workspace::target_folder()?.join("debug/vipmux"));
+    if env::var_os(THREADS).is_none() {
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        suite.env(THREADS, (cpus + cpus.div_ceil(2)).to_string());
+    }
     Ok(vec![agent, suite])
 }
 
