@@ -282,6 +282,7 @@ impl Election {
     /// order.
     pub fn handle(&mut self, input: Input, peers: &Peers, now: Duration) -> Vec<Command> {
         self.compare_stores(peers);
+        self.fence.note_evidence(peers.evidence, now);
         match input {
             Input::Wanted(wanted) => self.set_wanted(wanted, now),
             Input::Unable(unable) => self.set_unable(unable, now),
@@ -324,6 +325,7 @@ impl Election {
             started: self.started,
             led_at_start: &self.led_at_start,
             back: self.fence.back(now),
+            steady: self.fence.steady,
             lease: self.settings.lease,
             stores_differ: self.stores_differ,
             fencings: &self.fencings,

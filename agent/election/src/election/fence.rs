@@ -7,6 +7,10 @@ use crate::mutation::{Mutated, Mutation};
 /// The number of confirmations within a promise, so that one may come late.
 const CONFIRMATIONS: u32 = 2;
 
+/// The greatest age of the answers by which a node decides without the store. Peers are asked each
+/// [`HEARTBEAT`](super::HEARTBEAT).
+pub(super) const LATELY: Duration = Duration::from_millis(120);
+
 /// The fence deadline of this node, and what it rests on.
 #[derive(Debug, Default)]
 pub(super) struct Fence {
@@ -18,6 +22,10 @@ pub(super) struct Fence {
     confirmed: Option<Confirmation>,
     /// The time at which there was evidence again, after none.
     back: Duration,
+    /// The time of the questions that peers answered last,
+    asked: Option<Duration>,
+    /// and since when they answered without a gap of [`LATELY`].
+    pub(super) steady: Duration,
     /// The time at which the deadline passed last. Answers to earlier questions are no evidence.
     lapsed: Duration,
     /// At least one announcing interface had a carrier at the last tick.
@@ -65,6 +73,14 @@ impl Fence {
     /// Returns since when there is evidence without a gap; `now`: there is none.
     pub(super) fn back(&self, now: Duration) -> Duration {
         if self.is_open(now) { self.back } else { now }
+    }
+
+    /// Notes the evidence of peers.
+    pub(super) fn note_evidence(&mut self, asked: Option<Duration>, now: Duration) {
+        if asked > self.asked.map(|before| before + LATELY) {
+            self.steady = now;
+        }
+        self.asked = self.asked.max(asked);
     }
 
     /// Forgets a deadline that has passed, and all evidence from before.

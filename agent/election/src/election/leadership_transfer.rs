@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{
     AbilityToLead, Command, Election,
     lease_operations::LeaseOperation,
+    node_records::LONG_PROMISE,
     role::{Lost, Role},
     takeover_guard::{CLAIMLESS, SETTLE, past},
     vip_state::{Context, OwnLeadership, Successor, VipState},
@@ -241,6 +242,9 @@ impl VipState {
     pub(super) fn continue_transfer(&mut self, peers: &Peers, cx: &mut Context<'_>) {
         let (Some(successor), Some(own)) = (&mut self.transfers.successor, &self.own) else { return };
         let lease = peers.members.get(&successor.node).map_or(cx.guard.lease, |peer| cx.guard.lease_of(peer));
+        // Its record may have been its evidence before this node was back.
+        let promises_more = cx.guard.fencings.promises_more(&successor.node, lease);
+        let lease = if promises_more { LONG_PROMISE } else { lease };
         // Its next agent may have another one.
         successor.lease = successor.lease.max(lease);
         let end = past(successor.lease, self.since + TOLD);

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use super::{
     HEARTBEAT,
+    fence::LATELY,
     io::{AddressOwner, Command, LeaseOutcome},
     role::{Lost, Role},
-    takeover::TURN,
+    takeover::{CLAIMS_HEARD, TURN},
     takeover_guard::{Takeover, is_confirmed},
     vip_state::{Context, OwnLeadership, VipState, WrittenLease},
 };
@@ -28,8 +29,6 @@ const LATER: Duration = Duration::from_secs(1);
 /// The time after which a node waits for the store no longer, if the peers suffice to decide. A
 /// store that swallows requests would hold it up for seconds.
 pub(super) const HEDGE: Duration = Duration::from_millis(100);
-/// The greatest age of the answers by which a node decides without the store. Peers are asked each [`HEARTBEAT`].
-const LATELY: Duration = Duration::from_millis(120);
 /// The pause after which the LAN is asked once more whether a leader without a Node object answers.
 const ASK_DELETED: Duration = Duration::from_millis(500);
 /// The pause after which the LAN is asked again for an address that has another owner.
@@ -157,15 +156,15 @@ impl VipState {
 
     /// Returns why this node may take a VIP that nobody claims, while the store does not answer; `None`: it may
     /// not. A majority must have seen its leader's end, and confirmed that since the store was asked. If it has no
-    /// leader, a majority must have answered since. It must have answered lately, too: while this node stood still,
-    /// another one may have taken the VIP.
+    /// leader, a majority must have answered since. It must have answered lately, too, and without a gap for as long
+    /// as claims take: while this node stood still or was cut off, another one may have taken the VIP.
     fn reason_without_store(&self, peers: &Peers, cx: &Context<'_>) -> Option<Why> {
         let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
         let is_fresh = peers.evidence >= Some(self.operating_since);
         let confirmed = leader.map_or(is_fresh, |leader| is_confirmed(leader, peers, self.operating_since));
-        let is_lately = peers.evidence >= cx.now.checked_sub(LATELY);
+        let is_steady = peers.evidence >= cx.now.checked_sub(LATELY) && cx.now >= cx.guard.steady + CLAIMS_HEARD;
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
-            Takeover::Granted { why, witnessed: true } if peers.majority && is_lately && cx.able && confirmed => {
+            Takeover::Granted { why, witnessed: true } if peers.majority && is_steady && cx.able && confirmed => {
                 Some(why)
             }
             _ => None,

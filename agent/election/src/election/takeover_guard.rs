@@ -59,6 +59,8 @@ pub(super) struct TakeoverGuard<'a> {
     pub(super) led_at_start: &'a BTreeSet<Vip>,
     /// The time since when this node has evidence without a gap.
     pub(super) back: Duration,
+    /// The same with shorter gaps: what this node knew before may be old.
+    pub(super) steady: Duration,
     /// The time that this node's kernel answers after the last evidence.
     pub(super) lease: Duration,
     /// Another member may have another store than this node.
@@ -91,12 +93,14 @@ impl TakeoverGuard<'_> {
         match peer.status {
             MemberStatus::Down | MemberStatus::Left => self.decide_gone(vip, known, peer, peers, now),
             // Nodes that were cut off together with it give it the time to come back.
-            MemberStatus::Alive | MemberStatus::Suspected if peer.state.lapsed && now >= self.back + CLAIMLESS => {
+            MemberStatus::Alive | MemberStatus::Suspected
+                if peer.state.lapsed && now >= self.back.max(self.steady) + CLAIMLESS =>
+            {
                 Takeover::Granted { why: Why::Lapsed(known.node.clone()), witnessed: true }
             }
             MemberStatus::Alive | MemberStatus::Suspected => {
-                // Nobody could know its claims while it was down.
-                silent(state.unclaimed_since.unwrap_or(now).max(peer.since) + CLAIMLESS)
+                // Nobody could know its claims while it was down, or before it had the Lease.
+                silent(state.unclaimed_since.unwrap_or(now).max(peer.since).max(known.since) + CLAIMLESS)
             }
         }
     }

@@ -76,6 +76,8 @@ struct Watch {
     /// The time at which a node that answered heard another one announce it.
     heard: Option<Duration>,
     dark: Option<Duration>,
+    /// A node answers, and clients do not know it.
+    unknown: bool,
     /// The last look, if there was no answer.
     looked_dark: Option<Duration>,
     /// The time without an answer since everything had settled.
@@ -97,12 +99,20 @@ impl Watch {
 
     /// Notes whether an answer is missing. Returns the time for which it is, if one is due. That
     /// counts from the last fault.
-    fn note_dark(&mut self, is_dark: bool, is_due: bool, disturbed: Duration, now: Duration) -> Option<Duration> {
+    fn note_dark(
+        &mut self,
+        (is_dark, is_answered): (bool, bool),
+        is_due: bool,
+        disturbed: Duration,
+        now: Duration,
+    ) -> Option<Duration> {
         if !is_dark {
             self.dark = None;
             return None;
         }
-        let since = self.dark.filter(|_| is_due).unwrap_or(now);
+        // Clients that do not know the leader wait for another time than for a leader.
+        let is_new = std::mem::replace(&mut self.unknown, is_answered) && !is_answered;
+        let since = self.dark.filter(|_| is_due && !is_new).unwrap_or(now);
         self.dark = Some(since);
         is_due.then(|| now.saturating_sub(since.max(disturbed)))
     }
@@ -145,6 +155,8 @@ pub(super) struct Checker {
     overlapping: BTreeSet<Vip>,
     /// The time of the last fault.
     pub(super) disturbed: Duration,
+    /// How soon every VIP must have an answer, at the last check. It counts from when it changes.
+    due: Option<Duration>,
     /// The store's writes and operations at the time when everything had settled.
     marked: Option<(u64, u64)>,
     /// The nodes that each store recorded for each epoch.
@@ -163,6 +175,7 @@ impl Checker {
             all: false,
             overlapping: BTreeSet::new(),
             disturbed: Duration::ZERO,
+            due: None,
             marked: None,
             consented: BTreeMap::new(),
             led: BTreeMap::new(),
@@ -260,6 +273,9 @@ impl Checker {
         }
         touched.extend(&self.overlapping);
         let due = self.due(cluster, now);
+        if std::mem::replace(&mut self.due, due) != due {
+            self.disturbed = now;
+        }
         for vip in touched {
             self.check_one(vip, due, cluster, now);
         }
@@ -295,7 +311,7 @@ impl Checker {
         } else if watch.overlap.take().is_some() {
             self.overlapping.remove(&vip);
         }
-        let unanswered = watch.note_dark(is_dark, due.is_some(), self.disturbed, now);
+        let unanswered = watch.note_dark((is_dark, !answering.is_empty()), due.is_some(), self.disturbed, now);
         if let (Some(unanswered), Some(due)) = (unanswered, due) {
             self.figures.dark = self.figures.dark.max(unanswered);
             // Clients learn of the leader by the next announcement. After the last one nothing is promised.

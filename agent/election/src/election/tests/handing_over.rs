@@ -102,6 +102,21 @@ fn a_successor_that_does_not_answer_has_the_time_of_its_deadline() {
     }
 }
 
+#[test]
+fn a_successor_whose_record_promised_more_has_that_time() {
+    let mut bench = Bench::leading();
+    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let long = NodeRecord { content, version: version("r1") };
+    bench.give(recorded("b", bench.now, RecordOutcome::Read(Some(long))));
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    let stopped = bench.now;
+    while !bench.said().iter().any(|said| said.starts_with("lead")) {
+        bench.ticks(1);
+    }
+    assert!(bench.now > stopped + ms(2_000), "{:?}", bench.now.saturating_sub(stopped));
+}
+
 /// Its kernel answers as long as the agent has said that took the VIP, until the next agent says otherwise: for the
 /// lease of that one.
 #[test]

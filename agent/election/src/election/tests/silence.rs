@@ -30,6 +30,7 @@ fn taken_at(b: Peer, members: usize, back: Duration, fencings: &Fencings) -> Dur
         started: Duration::ZERO,
         led_at_start: &led_at_start,
         back,
+        steady: back,
         lease: LEASE,
         stores_differ: false,
         fencings,

@@ -27,7 +27,7 @@ fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer(
     bench.later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
     bench.peer("b").confirmed = bench.peers.evidence;
-    bench.later(ms(20)).give(Input::Peers);
+    bench.later(ms(40)).give(Input::Peers);
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
@@ -58,7 +58,7 @@ fn in_a_large_cluster_evidence_since_the_store_was_asked_is_enough() {
     bench.later(ms(100)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
     bench.peers.evidence = Some(bench.now);
-    bench.later(ms(20)).give(Input::Peers);
+    bench.give(Input::Peers).later(ms(40)).give(Input::Peers);
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
@@ -227,8 +227,33 @@ fn a_node_that_stood_still_decides_nothing_by_answers_from_before() {
     let mut bench = waiting_for_the_store();
     bench.later(ms(140)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
-    bench.later(ms(20)).tick();
+    bench.later(ms(20)).tick().later(ms(40)).give(Input::Peers);
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+}
+
+/// The claim of another node may be on its way.
+#[test]
+fn a_node_that_was_cut_off_for_a_moment_hears_claims_before_it_decides_without_the_store() {
+    let mut bench = waiting_for_the_store();
+    bench.later(ms(200)).tick();
+    assert_eq!(bench.said(), [""; 0]);
+    bench.later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+}
+
+/// It may lead again since.
+#[test]
+fn that_a_leader_lapsed_is_no_news_for_a_node_that_was_cut_off_for_a_moment() {
+    for gap in [HEARTBEAT, HEARTBEAT * 2] {
+        let mut bench = Bench::following();
+        bench.ticks(20);
+        bench.peer("b").state.claims.clear();
+        bench.peer("b").state.lapsed = true;
+        bench.later(gap).tick().later(ms(10)).give(Input::Peers);
+        assert_eq!(bench.said().contains(&"read".to_owned()), gap == HEARTBEAT);
+    }
 }
 
 #[test]

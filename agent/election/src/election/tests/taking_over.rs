@@ -171,6 +171,18 @@ fn who_is_not_first_waits_for_its_turn() {
 }
 
 #[test]
+fn a_living_node_that_just_got_the_lease_has_time_to_claim_its_vip() {
+    let mut bench = Bench::following();
+    bench.peer("b").state.claims.clear();
+    bench.ticks(30).give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said().last().map(String::as_str), Some("ask the LAN"));
+    bench.give(probed(AddressOwner::Peer));
+    bench.give(Input::LeaseChanged { vip: vip4(1), lease: Some(lease("c", 5, "v5")) });
+    bench.ticks(9);
+    assert_eq!(bench.said(), [""; 0]);
+}
+
+#[test]
 fn who_has_lapsed_has_no_turn() {
     for lapsed in [true, false] {
         let mut bench = Bench::following();

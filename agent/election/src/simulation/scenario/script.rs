@@ -53,7 +53,7 @@ impl Script<'_> {
             }
             // An agent can take a VIP that is handed over, die before it has written the Lease, and start again
             // at once. It claims nothing then, and others wait a second for its claim.
-            Scenario::Crash => Promise { answer: Duration::from_millis(1_200), ..STRICT },
+            Scenario::Crash => Promise { answer: Duration::from_millis(1_300), ..STRICT },
             Scenario::Pause | Scenario::Link | Scenario::Delete => STRICT,
             // docs/failover.md says so.
             Scenario::Single => {
