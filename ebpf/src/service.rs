@@ -35,7 +35,7 @@ pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropR
         }
     }
     let has_copy = |port: u16| service_copy(claim.vip, port.into(), claim.protocol.into()) != 0;
-    if !has_copy(claim.port) && !(vip.has_all_ports() && has_copy(0)) {
+    if !(has_copy(claim.port) || vip.has_all_ports() && has_copy(0)) {
         return Err(DropReason::NoService);
     }
     Workspace::get().map(|workspace| workspace.service.get()).ok_or(DropReason::NoService)

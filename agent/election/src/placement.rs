@@ -1,7 +1,7 @@
 //! Places VIPs at nodes, by bounded-load weighted rendezvous hashing.
 //!
 //! The bounds follow Mirrokni, Thorup, Zadimoghaddam (2018), on the hashing of
-//! [`rendezvous`](super::rendezvous).
+//! [`rendezvous`].
 //!
 //! VIPs are placed in address order. Each goes to the first node by rendezvous that leads less than
 //! its bound. The bound is the node's share of the VIPs that it is a candidate for, rounded up, and
