@@ -266,7 +266,7 @@ impl Agent {
     }
 
     /// Stops the agent, with a drain, if somebody removed the pins: nothing answers for its VIPs any
-    /// more. Has programs attached again that somebody detached.
+    /// more. Has programs attached again that another program detached.
     fn check_pins(&mut self) -> Result<(), AgentError> {
         let Some(kernel) = self.serving.attach.kernel() else { return Ok(()) };
         if self.unloaded || !self.serving.is_ready() {

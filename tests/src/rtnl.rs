@@ -53,7 +53,7 @@ pub struct Rtnl {
 struct State {
     /// The process whose next attach takes long.
     slow: Option<u32>,
-    /// Its calls that wait: the attach, and those that wait for the lock meanwhile.
+    /// Its calls that wait: the attach, and calls that wait for the lock meanwhile.
     waiting: Vec<u64>,
 }
 

@@ -21,7 +21,7 @@ use vipmux_datapath::{
 pub(super) enum Extent {
     /// All interfaces.
     All,
-    /// Those that somebody detached a program from; all if there are such.
+    /// Interfaces that lost a program to another user of the kernel; all interfaces if there is one.
     Detached,
 }
 
