@@ -221,7 +221,8 @@ impl Election {
         }
         let AbilityToLead { unable, draining, .. } = &self.availability;
         // A peer may not have read yet that this node's object is gone, and would get the VIP back at once.
-        let can = !unable.contains(&vip) && !draining && self.candidate(vip, &self.local).is_some();
+        let is_candidate = self.candidate(vip, &self.local).is_some();
+        let can = is_candidate && !unable.contains(&vip) && !draining && self.record.is_undisputed();
         if let Some((state, mut cx)) = self.state_of(vip, now) {
             state.receive(from, step, epoch, can, &mut cx);
         } else if step == TransferStep::Take {

@@ -70,6 +70,12 @@ pub(super) struct OwnRecord {
 }
 
 impl OwnRecord {
+    /// Returns whether this node knows that it wrote the record last, or that there is none. Otherwise it may
+    /// find that it is fenced, and would suspend what it has just taken.
+    pub(super) const fn is_undisputed(&self) -> bool {
+        self.missing || self.confirmed.is_some()
+    }
+
     /// Returns whether another node wrote it last. That node waits for a confirmation, or any node may take the VIPs
     /// of this one.
     const fn is_disputed(&self) -> bool {
@@ -119,14 +125,16 @@ impl Election {
         if self.retracts(peers) && self.record.operation.is_none() {
             return Some(self.record.not_before);
         }
-        // A node that leads nothing, and could take nothing, needs no evidence.
-        let needs = !self.index.own.is_empty() || !self.index.leaderless.is_empty() || self.record.missing;
-        if self.record.operation.is_some() || !self.fence.carrier || !self.fence.informed || !needs {
+        if self.record.operation.is_some() || !self.fence.carrier || !self.fence.informed {
             return None;
         }
         // A node that may not answer now has something else to see to first.
         if self.record.is_disputed() && self.fence.deadline.is_some() || self.record.missing {
             return Some(self.record.not_before);
+        }
+        // A node that leads nothing, and could take nothing, needs no evidence.
+        if self.index.own.is_empty() && self.index.leaderless.is_empty() {
+            return None;
         }
         let lacking = self.lacks_answers_at(peers);
         lacking.map(|at| at.max(self.fence.confirmation_due()).max(self.record.not_before))

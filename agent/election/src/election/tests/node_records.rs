@@ -57,6 +57,25 @@ fn a_record_that_is_missing_is_created() {
     assert_eq!(bench.recorded(), [""; 0]);
 }
 
+/// It would suspend what it took as soon as it reads that it is fenced.
+#[test]
+fn a_node_takes_no_vip_before_it_has_read_its_record_and_confirmed_it() {
+    let mut bench = Bench::following();
+    bench.election.record = OwnRecord::default();
+    let take = || told("b", TransferStep::Take, 5);
+    assert_eq!(bench.give(take()).said(), ["b: declined 5"]);
+    bench.give(Input::RecordChanged { node: node_name("a"), record: None });
+    bench.give(recorded(
+        "a",
+        bench.now,
+        RecordOutcome::Read(Some(record(RecordStanding::Fenced(node_name("b")), "r1"))),
+    ));
+    assert_eq!(bench.recorded(), ["read a", "confirm a (r1) for 300 ms"], "though it leads nothing");
+    assert_eq!(bench.give(take()).said(), ["b: declined 5"]);
+    bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r2")))).ticks(60).said();
+    assert_eq!(bench.give(take()).said(), ["claim 5", "lead 5: b handed it over", "b: taken 5", "read"]);
+}
+
 /// The challenger does not wait for what this node reads after the challenge.
 #[test]
 fn a_record_that_is_challenged_is_no_evidence() {
