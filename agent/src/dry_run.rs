@@ -1,16 +1,19 @@
 //! Computes an allocation from manifests, without an agent.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use vipmux_allocate::{
-    Allocation, allocate,
+    Allocation, allocate, lost_addresses,
     previous::{PreviousAssignments, with_statuses},
 };
 use vipmux_cluster::{
     assignments::{self, AssignmentsError},
     source::manifests::{self, ReadError},
 };
-use vipmux_model::{IngestOptions, Model, objects::Objects, tag::ServiceTag};
+use vipmux_model::{IngestOptions, Model, ServiceName, objects::Objects, tag::ServiceTag};
 
 /// The manifests or the state file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,17 +34,23 @@ pub(crate) struct ManifestAllocation {
     pub(crate) objects: Objects,
     pub(crate) model: Model,
     pub(crate) allocation: Allocation,
+    /// What the statuses show and Services would lose: messages.
+    pub(crate) lost: BTreeMap<ServiceName, Vec<String>>,
 }
 
 impl ManifestAllocation {
     /// Reads the manifests and allocates. `held`: who holds which address; for other Services their
     /// statuses count.
-    pub(crate) fn read(paths: &[PathBuf], held: PreviousAssignments, tags: &[ServiceTag]) -> Result<Self, InputError> {
+    pub(crate) fn read(paths: &[PathBuf], held: &PreviousAssignments, tags: &[ServiceTag]) -> Result<Self, InputError> {
         let objects = manifests::read(paths)?;
         let options = IngestOptions { service_tags: tags.iter().cloned().collect(), ..IngestOptions::default() };
         let model = Model::ingest(&objects, &options);
-        let allocation = allocate(&model, &with_statuses(held, &model));
-        Ok(Self { objects, model, allocation })
+        // Who holds an address by the state file has another status only because nobody wrote it.
+        let by_status = |name: &ServiceName| !held.contains_key(name);
+        let allocation = allocate(&model, &with_statuses(held.clone(), &model));
+        let mut lost = lost_addresses(&objects, &model, &allocation);
+        lost.retain(|name, _| by_status(name));
+        Ok(Self { objects, model, allocation, lost })
     }
 }
 

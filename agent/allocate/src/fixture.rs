@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::{
     api::core::v1::{self as api, ServicePort, ServiceSpec},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
 };
 
 use crate::{
     Allocation, allocate,
     previous::{PreviousAssignments, with_statuses},
+    status::{self, DesiredStatus, Leaders, StatusInputs},
 };
 use vipmux_model::{
     AddressLimits, IngestOptions, Model, ServiceName, Vip,
@@ -175,12 +177,33 @@ impl Cluster {
         self
     }
 
-    /// Edits the Service after its status was written.
-    pub(super) fn edited(mut self, service: &str) -> Self {
-        let object = self.object(service);
-        object.metadata.generation = Some(2);
-        for condition in object.status.iter_mut().flat_map(|status| &mut status.conditions).flatten() {
-            condition.observed_generation = Some(1);
+    /// Sets the request that the Service's status says was judged.
+    pub(super) fn judged(mut self, service: &str, request: &str) -> Self {
+        let condition = serde_json::json!({
+            "type": vipmux_model::api::REQUEST, "status": "True", "reason": "Judged", "message": request,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        let conditions = self.object(service).status.get_or_insert_default().conditions.get_or_insert_default();
+        conditions.push(serde_json::from_value(condition).unwrap());
+        self
+    }
+
+    /// Edits the ports of the Service after its status was written.
+    pub(super) fn edited(self, service: &str) -> Self {
+        self.judged(service, "1 ports=1/TCP")
+    }
+
+    /// Writes the statuses as an allocator does.
+    pub(super) fn published(mut self) -> Self {
+        let (before, model, allocation) = (self.clone(), self.model(), self.allocate());
+        let leaders = Leaders::new();
+        let inputs =
+            StatusInputs { objects: &before.objects, model: &model, allocation: &allocation, leaders: &leaders };
+        for (name, service) in &before.objects.services {
+            if let Some(desired) = DesiredStatus::of(name, inputs, None) {
+                let body = status::body(name, service, &desired, Timestamp::UNIX_EPOCH);
+                self.object(&name.to_string()).status = serde_json::from_value(body["status"].clone()).unwrap();
+            }
         }
         self
     }

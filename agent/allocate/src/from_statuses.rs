@@ -2,8 +2,11 @@
 //! controller assigns them.
 
 use crate::{
-    allocation::Allocation, allocation_run::AllocationRun, allocation_state::AllocationState, outcome::assignment,
-    previous::from_status,
+    allocation::Allocation,
+    allocation_run::AllocationRun,
+    allocation_state::AllocationState,
+    outcome::assignment,
+    previous::{from_status, judged_request},
 };
 use vipmux_model::{
     Model,
@@ -24,7 +27,7 @@ pub enum StatusAuthor {
 /// Returns the allocation that the statuses show.
 ///
 /// If two statuses show the same port claim, the Service that is earlier by rule 7 has it. So all
-/// agents decide alike, without a message. Services whose spec changed since they got their
+/// agents decide alike, without a message. Services that were edited since they got their
 /// addresses come last. So an edit takes nothing from anybody (rule 9) before the allocator has
 /// judged it.
 ///
@@ -34,8 +37,14 @@ pub fn allocation_from_statuses(
     author: StatusAuthor,
     refusal_of: impl Fn(&Service) -> Option<Refusal>,
 ) -> Allocation {
-    let mut services: Vec<&Service> = model.services.values().collect();
-    services.sort_by(|a, b| (a.status.outdated, a.seniority()).cmp(&(b.status.outdated, b.seniority())));
+    let is_edited = |service: &Service| {
+        let judged = judged_request(&service.name, model);
+        service.fault.is_none() && judged.is_some_and(|judged| judged.is_exceeded_by(service))
+    };
+    let mut services: Vec<_> = model.services.values().map(|service| (is_edited(service), service)).collect();
+    services
+        .sort_by(|(a_is_edited, a), (b_is_edited, b)| (a_is_edited, a.seniority()).cmp(&(b_is_edited, b.seniority())));
+    let services: Vec<&Service> = services.into_iter().map(|(_, service)| service).collect();
     let mut state = AllocationState::new(model);
     let mut run = AllocationRun::new(model, &mut state);
     let mut allocation = Allocation { refusals: model.refused.clone(), ..Allocation::default() };

@@ -12,12 +12,13 @@
 //!
 //! | modules | contents |
 //! | --- | --- |
-//! | `previous` | the addresses that Services hold before the allocation |
+//! | `previous`, `request_record` | the addresses that Services hold before the allocation, and for which requests |
 //! | `occupancy`, `pool_usage` | the Services on each address, and the use of each pool |
 //! | `allocation_state` | what each Service got so far |
 //! | `allocation_run` | one run: Services keep addresses, and the others get some |
 //! | `allocation`, `outcome` | the result: assignments with messages and warnings |
 //! | `allocator`, `from_statuses` | entry points: with the rules, or as the statuses show |
+//! | `lost_addresses` | what statuses show and Services do not keep |
 //! | `status` | the desired statuses of Services, pools and policies |
 
 #![forbid(unsafe_code)]
@@ -28,16 +29,19 @@ mod allocation_run;
 mod allocation_state;
 mod allocator;
 mod from_statuses;
+mod lost_addresses;
 mod occupancy;
 mod outcome;
 mod pool_usage;
 pub mod previous;
+mod request_record;
 pub mod status;
 
 pub use self::{
     allocation::{Allocation, Assignment},
     allocator::{Allocator, Renewed, allocate},
     from_statuses::{StatusAuthor, allocation_from_statuses},
+    lost_addresses::lost_addresses,
 };
 
 #[cfg(test)]

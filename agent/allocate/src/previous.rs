@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::request_record;
 use vipmux_model::{
     Family, Model, ServiceName, Vip,
     policy::{IdleTimeouts, Policy},
@@ -21,7 +22,7 @@ pub type PreviousAssignments = BTreeMap<ServiceName, PreviousAssignment>;
 pub struct PreviousAssignment {
     /// The addresses.
     pub addresses: BTreeSet<Vip>,
-    /// The request that it holds them for. A status does not have it.
+    /// The request that it holds them for; `None`: not known.
     pub snapshot: Option<RequestSnapshot>,
 }
 
@@ -147,7 +148,14 @@ fn from_foreign_status(name: &ServiceName, model: &Model, given: &BTreeSet<Vip>)
     let shown = model.status(name).filter(|status| status.foreign)?;
     let counts = |vip: &&Vip| !given.contains(*vip) && model.pool_of(**vip).is_some();
     let addresses: BTreeSet<Vip> = shown.addresses.iter().filter(counts).copied().collect();
-    (!addresses.is_empty()).then_some(PreviousAssignment { addresses, snapshot: None })
+    (!addresses.is_empty()).then(|| PreviousAssignment { addresses, snapshot: judged_request(name, model) })
+}
+
+/// Returns the request of the Service that the allocator judged last, as far as its status tells it.
+pub(super) fn judged_request(name: &ServiceName, model: &Model) -> Option<RequestSnapshot> {
+    let text = model.status(name)?.request.as_deref()?;
+    let readable = model.services.get(name).filter(|service| service.fault.is_none());
+    request_record::decode(text, readable.map(RequestSnapshot::of).as_ref())
 }
 
 /// Returns the addresses that the Service holds by its status.
@@ -160,5 +168,5 @@ pub(super) fn from_status(name: &ServiceName, model: &Model) -> Option<PreviousA
     let in_a_pool = |vip: Vip| model.pools.iter().any(|pool| pool.contains(vip));
     let counts = |vip: &&Vip| shown.given.unwrap_or_else(|| in_a_pool(**vip));
     let addresses: BTreeSet<Vip> = shown.addresses.iter().filter(counts).copied().collect();
-    (!addresses.is_empty()).then_some(PreviousAssignment { addresses, snapshot: None })
+    (!addresses.is_empty()).then(|| PreviousAssignment { addresses, snapshot: judged_request(name, model) })
 }

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use imbl::OrdMap;
 use k8s_openapi::api::core::v1::Service;
 
+pub(crate) use self::service::list;
 pub use self::{
     condition::{ConditionStatus, DesiredCondition},
     events::{EventContent, EventType},

@@ -22,6 +22,8 @@ pub const API_VERSION: &str = "vipmux.io/v1alpha1";
 pub const ALLOCATED: &str = "vipmux.io/Allocated";
 /// The reason of [`ALLOCATED`] if another controller wrote the addresses in the status.
 pub const FOREIGN_STATUS: &str = "ForeignStatus";
+/// The condition of a Service that has the request which the allocator judged last, for the next allocator.
+pub const REQUEST: &str = "vipmux.io/Request";
 /// The condition of a Service that says which nodes answer for its addresses.
 pub const ANNOUNCED: &str = "vipmux.io/Announced";
 

@@ -212,10 +212,17 @@ impl Pool {
 
     /// Whether the address is in the pool and not avoided.
     pub fn contains(&self, vip: Vip) -> bool {
-        let number = vip.number();
-        let after = self.ranges.partition_point(|range| range.first() <= number);
-        let inside = self.ranges[..after].last().is_some_and(|range| range.contains(number));
-        inside && !self.avoids(number)
+        self.spans(vip) && !self.avoids(vip.number())
+    }
+
+    /// Whether the address is avoided by `avoidBuggyIPs` although a range has it.
+    pub fn leaves_out(&self, vip: Vip) -> bool {
+        self.avoid_buggy && self.spans(vip) && is_buggy(vip.number())
+    }
+
+    fn spans(&self, vip: Vip) -> bool {
+        let after = self.ranges.partition_point(|range| range.first() <= vip.number());
+        self.ranges[..after].last().is_some_and(|range| range.contains(vip.number()))
     }
 
     /// Whether the address is avoided although a range has it.

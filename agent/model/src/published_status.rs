@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as api;
 
 use crate::{
     Vip,
-    api::{ALLOCATED, FOREIGN_STATUS},
+    api::{ALLOCATED, FOREIGN_STATUS, REQUEST},
 };
 
 /// The addresses in a Service's status, and whether an allocator assigned them.
@@ -20,8 +20,8 @@ pub struct PublishedStatus {
     pub given: Option<bool>,
     /// An allocator found that another controller wrote the addresses, and left them alone.
     pub foreign: bool,
-    /// Whether the condition is older than the last change of the Service's spec.
-    pub outdated: bool,
+    /// The request that the allocator judged, by the condition [`REQUEST`].
+    pub request: Option<String>,
 }
 
 impl PublishedStatus {
@@ -30,13 +30,13 @@ impl PublishedStatus {
     pub fn of(service: &api::Service) -> Self {
         let Some(status) = &service.status else { return Self::default() };
         let ingress = status.load_balancer.as_ref().and_then(|balancer| balancer.ingress.as_deref());
-        let allocated = status.conditions.iter().flatten().find(|condition| condition.type_ == ALLOCATED);
-        let observed = allocated.and_then(|condition| condition.observed_generation);
+        let condition = |kind| status.conditions.iter().flatten().find(|condition| condition.type_ == kind);
+        let allocated = condition(ALLOCATED);
         Self {
             addresses: Self::of_ingress(ingress.unwrap_or_default()),
             given: allocated.map(|condition| condition.status == "True"),
             foreign: allocated.is_some_and(|condition| condition.reason == FOREIGN_STATUS),
-            outdated: observed.zip(service.metadata.generation).is_some_and(|(observed, now)| observed < now),
+            request: condition(REQUEST).map(|condition| condition.message.clone()),
         }
     }
 
@@ -80,20 +80,5 @@ mod tests {
             assert_eq!(of(status), (addresses.clone(), given));
         }
         assert_eq!(of(serde_json::json!({})), (vec![], None));
-    }
-
-    #[test]
-    fn a_status_is_outdated_once_the_spec_is_a_later_one() {
-        for (generation, observed, outdated) in
-            [(Some(2), Some(2), false), (Some(3), Some(2), true), (None, Some(2), false), (Some(3), None, false)]
-        {
-            let condition = serde_json::json!({"type": ALLOCATED, "status": "True", "reason": "Allocated", "message": "",
-                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed});
-            let service: api::Service = serde_json::from_value(serde_json::json!({
-                "metadata": {"generation": generation}, "status": {"conditions": [condition]},
-            }))
-            .unwrap();
-            assert_eq!(PublishedStatus::of(&service).outdated, outdated, "{generation:?} {observed:?}");
-        }
     }
 }

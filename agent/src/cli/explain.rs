@@ -117,8 +117,8 @@ impl ExplainArgs {
     /// Returns the details that the manifests lead to.
     fn details_of_manifests(&self) -> Result<TargetDetails, ExplainError> {
         let held = dry_run::holders(self.state.as_deref())?;
-        let ManifestAllocation { objects, model, allocation } =
-            ManifestAllocation::read(&self.manifests, held, &self.service_tags)?;
+        let ManifestAllocation { objects, model, allocation, .. } =
+            ManifestAllocation::read(&self.manifests, &held, &self.service_tags)?;
         let services = desired_services(&model, &allocation.claims(), &Health::default(), &OrdMap::new());
         let leaders = placement::leaders(&candidates_of(&model, allocation.vips().into_keys()));
         let results = PipelineResults {

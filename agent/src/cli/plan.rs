@@ -4,6 +4,7 @@ mod comparison;
 mod report;
 
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -18,12 +19,13 @@ use crate::{
     output::table::{Color, ignore_broken_pipe},
 };
 use vipmux_cluster::source::manifests;
-use vipmux_model::tag::ServiceTag;
+use vipmux_model::{ServiceName, tag::ServiceTag};
 
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 if all Services get what they ask for, 2 if some do not, 1 if the input cannot be used.\n\
+    after_help = "Exit status: 0 if all Services get what they ask for, 2 if some do not or would lose an address that\n\
+                  their statuses show, 1 if the input cannot be used.\n\
                   With --before: 0 if nothing that is served is disturbed, 2 if a Service loses an address or port on \
                   which it is served or a VIP loses its leader, 1 if the input cannot be used."
 )]
@@ -75,8 +77,8 @@ pub enum PlanCommandError {
 }
 
 impl ManifestAllocation {
-    fn report(&self) -> PlanReport<'_> {
-        PlanReport::new(&self.objects, &self.model, &self.allocation)
+    fn report<'a>(&'a self, lost: &'a BTreeMap<ServiceName, Vec<String>>) -> PlanReport<'a> {
+        PlanReport::new(&self.objects, &self.model, &self.allocation, lost)
     }
 
     fn is_usable(&self) -> bool {
@@ -92,13 +94,16 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     }
     let held = dry_run::holders(args.state.as_deref())?;
     let (usable, as_requested, written) = if args.before.is_empty() {
-        let plan = ManifestAllocation::read(&args.paths, held, &args.service_tags)?;
-        let written = print(&plan.report(), args.output, &mut io::stdout().lock());
-        (plan.is_usable(), plan.allocation.is_complete(), written)
+        let plan = ManifestAllocation::read(&args.paths, &held, &args.service_tags)?;
+        let written = print(&plan.report(&plan.lost), args.output, &mut io::stdout().lock());
+        (plan.is_usable(), plan.allocation.is_complete() && plan.lost.is_empty(), written)
     } else {
-        let before = ManifestAllocation::read(&args.before, held, &args.service_tags)?;
-        let after = ManifestAllocation::read(&args.paths, before.allocation.as_previous(), &args.service_tags)?;
-        let reports = (before.report(), after.report());
+        let before = ManifestAllocation::read(&args.before, &held, &args.service_tags)?;
+        let after = ManifestAllocation::read(&args.paths, &before.allocation.as_previous(), &args.service_tags)?;
+        // What is in force now is what the first manifests' statuses show.
+        let (none, mut lost) = (BTreeMap::new(), before.lost.clone());
+        lost.extend(after.lost.clone());
+        let reports = (before.report(&none), after.report(&lost));
         let comparison = Comparison::new((&reports.0, &before.allocation), (&reports.1, &after.allocation));
         let written = print(&comparison, args.output, &mut io::stdout().lock());
         (before.is_usable() && after.is_usable(), !comparison.disturbs(), written)

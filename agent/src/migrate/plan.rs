@@ -23,7 +23,7 @@ use crate::{
         table::{Cell, Color, Table, Tone},
     },
 };
-use vipmux_allocate::{Allocation, allocate, previous::with_statuses};
+use vipmux_allocate::{Allocation, allocate, lost_addresses, previous::with_statuses};
 use vipmux_model::{IngestOptions, Model, ServiceName, Vip, reason::Note};
 
 /// The finalizer of cloud providers. Whoever adds it must also remove it from a deleted Service
@@ -78,9 +78,15 @@ impl MigrationPlan {
         let objects = converted.replaced_in(&cluster.objects);
         let model = Model::ingest(&objects, &IngestOptions::default());
         let allocation = allocate(&model, &with_statuses(BTreeMap::new(), &model));
+        let lost = lost_addresses(&objects, &model, &allocation);
         let services = snapshot.services.iter().map(|record| {
             let id = record.id();
             let (with_vipmux, message) = outcome(&id, &model, &allocation);
+            let message = std::iter::once(&message)
+                .chain(lost.get(&id).into_iter().flatten())
+                .cloned()
+                .collect::<Vec<_>>()
+                .join("; ");
             ServicePlan {
                 service: id.to_string(),
                 now: record.addresses.clone(),

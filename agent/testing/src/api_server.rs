@@ -12,7 +12,7 @@ use crate::{
 use imbl::OrdMap;
 use vipmux_model::{
     NodeName, ServiceName, Vip,
-    api::{ALLOCATED, ANNOUNCED, VipPolicy, VipPool},
+    api::{ALLOCATED, ANNOUNCED, REQUEST, VipPolicy, VipPool},
     objects::Objects,
     published_status::PublishedStatus,
 };
@@ -92,18 +92,15 @@ impl Server {
         });
     }
 
-    /// Creates or changes a Service. It gets a new generation if its spec changes.
+    /// Creates or changes a Service. An API server sets no generation of Services.
     pub fn write(&mut self, service: &str, change: impl FnOnce(&mut Value)) {
         let name = service_name(service);
         let before = self.objects.services.get(&name).map_or_else(
-            || json!({"metadata": {"namespace": "shop", "name": service, "uid": service, "generation": 0}}),
+            || json!({"metadata": {"namespace": "shop", "name": service, "uid": service}}),
             |it| serde_json::to_value(&**it).unwrap(),
         );
-        let mut after = before.clone();
+        let mut after = before;
         change(&mut after);
-        if after["spec"] != before["spec"] {
-            after["metadata"]["generation"] = json!(after["metadata"]["generation"].as_i64().unwrap_or(0) + 1);
-        }
         after["metadata"]["resourceVersion"] = json!(self.next_version());
         self.objects.services.insert(name, object(after));
     }
@@ -140,7 +137,7 @@ impl Server {
         } else {
             after["status"]["loadBalancer"] = body["status"]["loadBalancer"].clone();
         }
-        let ours = |condition: &Value| [ALLOCATED, ANNOUNCED].iter().any(|kind| condition["type"] == *kind);
+        let ours = |condition: &Value| [ALLOCATED, ANNOUNCED, REQUEST].iter().any(|kind| condition["type"] == *kind);
         let of = |object: &Value| object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let mut conditions: Vec<_> = of(&after).into_iter().filter(|it| !ours(it)).collect();
         conditions.extend(of(body));

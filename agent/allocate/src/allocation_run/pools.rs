@@ -51,17 +51,22 @@ impl<'a> PoolRules<'a> {
     }
 
     /// Checks that the pool of this name, or else any pool, has the address for the Service.
-    pub(super) fn may_have(self, vip: Vip, pool: Option<&str>, service: &Service) -> Result<(), Refusal> {
+    pub(crate) fn may_have(self, vip: Vip, pool: Option<&str>, service: &Service) -> Result<(), Refusal> {
         if let Some(name) = pool {
             let pool = self.named_pool(name, service)?;
-            let outside = || Refusal::new(Reason::AddressNotInPool, format!("{vip} is not in pool {name}"));
+            let outside = || {
+                let is_outside = format!("{vip} is not in pool {name}");
+                let message = if pool.leaves_out(vip) { left_out(vip, name) } else { is_outside };
+                Refusal::new(Reason::AddressNotInPool, message)
+            };
             return pool.contains(vip).then_some(()).ok_or_else(outside);
         }
         let mut having = self.model.pools.iter().filter(|pool| pool.contains(vip)).peekable();
         let Some(first) = having.peek().copied() else {
-            let message = match self.pool_names(|_| true) {
-                names if names.is_empty() => format!("{vip} is in no pool: there are no pools"),
-                names => format!("{vip} is in no pool (pools: {names})"),
+            let message = match (self.model.pools.iter().find(|pool| pool.leaves_out(vip)), self.pool_names(|_| true)) {
+                (Some(pool), _) => left_out(vip, &pool.name),
+                (None, names) if names.is_empty() => format!("{vip} is in no pool: there are no pools"),
+                (None, names) => format!("{vip} is in no pool (pools: {names})"),
             };
             return Err(Refusal::new(Reason::AddressNotInPool, message));
         };
@@ -141,4 +146,8 @@ impl<'a> PoolRules<'a> {
         };
         Err(Refusal::new(Reason::NoPool, message))
     }
+}
+
+fn left_out(vip: Vip, pool: &str) -> String {
+    format!("pool {pool} leaves {vip} out (avoidBuggyIPs)")
 }

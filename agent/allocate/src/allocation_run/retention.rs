@@ -7,7 +7,6 @@ use super::{AllocationRun, group_agreement::differing_holder};
 use crate::previous::{PreviousAssignment, PreviousAssignments, RequestSnapshot};
 use vipmux_model::{
     Vip,
-    pool::PoolSharing,
     service::{Families, Service},
 };
 
@@ -27,8 +26,6 @@ enum HolderChange {
     Unknown,
     /// Both [`Self::Faulty`] and [`Self::Unknown`].
     UnknownFaulty,
-    /// It is not known for which request it got its addresses, and its spec was edited since.
-    Outdated,
     /// It has other ports, another key, or another label.
     Changed,
 }
@@ -38,7 +35,6 @@ impl HolderChange {
         match (&held.snapshot, &service.fault) {
             (Some(_), Some(_)) => Self::Faulty,
             (None, Some(_)) => Self::UnknownFaulty,
-            (None, None) if service.status.outdated => Self::Outdated,
             (None, None) => Self::Unknown,
             (Some(snapshot), None) if snapshot.is_exceeded_by(service) => Self::Changed,
             (Some(_), None) => Self::Unchanged,
@@ -122,7 +118,7 @@ impl<'a> AllocationRun<'a> {
         let request = &service.request;
         let snapshot = held.snapshot.as_ref();
         let was_own = |vip: &Vip| snapshot.is_none_or(|snapshot| !snapshot.additional.contains(vip));
-        let asked_before = snapshot.is_some_and(|snapshot| snapshot.pool.as_deref() == request.pool.name());
+        let asked_before = snapshot.is_none_or(|snapshot| snapshot.pool.as_deref() == request.pool.name());
         let named = request.pool.name().filter(|_| !asked_before).and_then(|name| self.model.pool(name));
         let own = held.addresses.iter().copied().filter(|vip| !request.additional.contains(vip) && was_own(vip));
         let own: BTreeSet<Vip> = own.filter(|vip| named.is_none_or(|pool| pool.contains(*vip))).collect();
@@ -147,13 +143,9 @@ impl<'a> AllocationRun<'a> {
         }
         let Some(occupants) = self.state.occupancy.on(vip) else { return true };
         let sharing = match change {
-            HolderChange::Unchanged | HolderChange::Faulty | HolderChange::Unknown => Some(PoolSharing::ByAddress),
-            HolderChange::Outdated => Some(self.pools.sharing_on(vip))
-                .filter(|sharing| *sharing == PoolSharing::ByAddress)
-                .or(Some(PoolSharing::Any)),
             HolderChange::Changed => Some(self.pools.sharing_on(vip)),
-            // It shares with every Service that is there.
-            HolderChange::UnknownFaulty => None,
+            // It shares already with every Service that is there.
+            _ => None,
         };
         occupants.clash(service).is_none()
             && sharing.is_none_or(|pool| occupants.mismatch(service.sharer(), &service.name, pool).is_none())

@@ -5,6 +5,8 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
+use crate::{previous::RequestSnapshot, request_record::encode};
+
 /// The maximum number of bytes of a message. The API server allows 32,768, but readers want fewer.
 const MESSAGE_MAX: usize = 4096;
 
@@ -47,6 +49,11 @@ impl DesiredCondition {
         Self { status, reason: reason.into(), message: cut(message.into(), MESSAGE_MAX) }
     }
 
+    /// Returns the content of the condition that has the request for the next allocator.
+    pub(crate) fn judged(request: &RequestSnapshot) -> Self {
+        Self::new(ConditionStatus::True, "Judged", encode(request))
+    }
+
     /// Whether the condition has this content, for this generation.
     pub(super) fn matches(&self, condition: &Condition, generation: Option<i64>) -> bool {
         condition.status == self.status.text()
@@ -59,7 +66,7 @@ impl DesiredCondition {
     ///
     /// `before` is the present condition. The time of the last transition changes only with
     /// `status`. The API has whole seconds.
-    pub(super) fn condition(
+    pub(crate) fn condition(
         &self,
         kind: &str,
         generation: Option<i64>,

@@ -11,7 +11,10 @@ use super::{
     ingress::ingress,
     service::{NOTE, condition},
 };
-use vipmux_model::{api::ALLOCATED, published_status::PublishedStatus};
+use vipmux_model::{
+    api::{ALLOCATED, REQUEST},
+    published_status::PublishedStatus,
+};
 
 /// The maximum number of bytes of a note that the API server allows.
 const NOTE_MAX: usize = 1024;
@@ -55,8 +58,9 @@ impl EventContent {
                 before.status == allocated.status.text() && before.reason == allocated.reason && same_addresses;
             // The owner of the port that a Service waits for may change every minute: no Event. A
             // change by the Service's owner gets an answer.
-            let answers =
-                before.observed_generation != service.metadata.generation && before.message != allocated.message;
+            let judged = condition(service, REQUEST).map(|request| &request.message);
+            let is_edited = desired.request.as_ref().zip(judged).is_some_and(|(now, before)| now.message != *before);
+            let answers = is_edited && before.message != allocated.message;
             if same_outcome && notes(&before.message) == notes(&allocated.message) && !answers {
                 return None;
             }

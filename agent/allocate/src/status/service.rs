@@ -9,11 +9,15 @@ use super::{
     ConditionStatus, DesiredCondition, ForeignStatus, StatusInputs, announced,
     ingress::{entries, ingress, shows},
 };
-use crate::allocation::Assignment;
+use crate::{
+    allocation::Assignment,
+    previous::{PreviousAssignment, RequestSnapshot},
+};
 use vipmux_model::{
     Model, ServiceName, Vip,
-    api::{ALLOCATED, ANNOUNCED, FOREIGN_STATUS},
+    api::{ALLOCATED, ANNOUNCED, FOREIGN_STATUS, REQUEST},
     reason::{Reason, Refusal},
+    service as read,
 };
 
 /// The text before each note for a Service's owner.
@@ -28,6 +32,8 @@ pub struct DesiredStatus {
     pub allocated: DesiredCondition,
     /// Which nodes answer for them.
     pub announced: DesiredCondition,
+    /// The request that was judged; `None`: it is not known.
+    pub request: Option<DesiredCondition>,
     /// The Service did not get what it asks for, or its owner should do something.
     pub warning: bool,
 }
@@ -49,8 +55,8 @@ impl DesiredStatus {
         let desired = match (allocation.assignments.get(name), allocation.refusals.get(name)) {
             (Some(assignment), _) => Self::assigned(name, assignment, inputs),
             (None, Some(refusal)) => match allocation.withheld.get(name) {
-                Some(held) => Self::withheld(refusal, &held.addresses),
-                None => Self::refused(refusal),
+                Some(held) => Self::withheld(refusal, held),
+                None => Self::refused(refusal, model.services.get(name)),
             },
             (None, None) => return None,
         };
@@ -67,23 +73,25 @@ impl DesiredStatus {
             ingress: Some(assignment.addresses.clone()),
             allocated: DesiredCondition::new(ConditionStatus::True, assignment.reason.to_string(), message),
             announced: announced::announced(&assignment.addresses, inputs),
+            request: assignment.snapshot.as_ref().map(DesiredCondition::judged),
             warning: !assignment.is_as_asked() || warned,
         }
     }
 
     /// Returns the status of a Service that cannot be read, and whose addresses are kept for it.
     /// Only its status remembers that.
-    fn withheld(refusal: &Refusal, addresses: &BTreeSet<Vip>) -> Self {
+    fn withheld(refusal: &Refusal, PreviousAssignment { addresses, snapshot }: &PreviousAssignment) -> Self {
         let message = format!("{}; {} is kept for it, and nothing is served there", refusal.message, list(addresses));
         Self {
             ingress: Some(addresses.clone()),
             allocated: DesiredCondition::new(ConditionStatus::True, refusal.reason.to_string(), message),
             announced: announced::not_served(),
+            request: snapshot.as_ref().map(DesiredCondition::judged),
             warning: true,
         }
     }
 
-    fn refused(refusal: &Refusal) -> Self {
+    fn refused(refusal: &Refusal, service: Option<&read::Service>) -> Self {
         let remedy = refusal.reason.remedy().map(|remedy| format!("; {remedy}")).unwrap_or_default();
         Self {
             ingress: Some(BTreeSet::new()),
@@ -93,6 +101,9 @@ impl DesiredStatus {
                 format!("{}{remedy}", refusal.message),
             ),
             announced: announced::not_allocated(),
+            request: service
+                .filter(|service| service.fault.is_none())
+                .map(|service| DesiredCondition::judged(&RequestSnapshot::of(service))),
             warning: true,
         }
     }
@@ -129,7 +140,11 @@ impl DesiredStatus {
         let generation = service.metadata.generation;
         let is_current =
             |wanted: &DesiredCondition, kind| condition(service, kind).is_some_and(|it| wanted.matches(it, generation));
-        if !self.has_ingress(service) || !is_current(&self.allocated, ALLOCATED) {
+        let has_request = self
+            .request
+            .as_ref()
+            .map_or_else(|| condition(service, REQUEST).is_none(), |request| is_current(request, REQUEST));
+        if !self.has_ingress(service) || !is_current(&self.allocated, ALLOCATED) || !has_request {
             return Some(StatusDifference::Outcome);
         }
         (!is_current(&self.announced, ANNOUNCED)).then_some(StatusDifference::Announcement)
@@ -163,7 +178,7 @@ fn noted(mut message: String, notes: &[String]) -> String {
     message
 }
 
-pub(super) fn list(addresses: &BTreeSet<Vip>) -> String {
+pub(crate) fn list(addresses: &BTreeSet<Vip>) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -181,9 +196,10 @@ pub fn is_marked(service: &Service) -> bool {
 pub fn body(name: &ServiceName, service: &Service, desired: &DesiredStatus, now: Timestamp) -> Value {
     let generation = service.metadata.generation;
     let made = |kind, wanted: &DesiredCondition| wanted.condition(kind, generation, condition(service, kind), now);
-    let mut status = json!({
-        "conditions": [made(ALLOCATED, &desired.allocated), made(ANNOUNCED, &desired.announced)],
-    });
+    let conditions = [(ALLOCATED, &desired.allocated), (ANNOUNCED, &desired.announced)];
+    let conditions = conditions.into_iter().chain(desired.request.as_ref().map(|request| (REQUEST, request)));
+    let conditions: Vec<_> = conditions.map(|(kind, wanted)| made(kind, wanted)).collect();
+    let mut status = json!({ "conditions": conditions });
     if let Some(addresses) = desired.ingress.as_ref().filter(|addresses| !addresses.is_empty()) {
         status["loadBalancer"] = json!({ "ingress": entries(service, addresses) });
     }

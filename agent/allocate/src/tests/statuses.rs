@@ -14,6 +14,60 @@ fn rule_9_of_two_holders_of_one_claim_the_one_that_was_edited_since_goes() {
     assert_eq!(cluster.outcome(), "shop/a=10 shop/b=12");
 }
 
+/// An older Service is edited while no allocator runs. An API server sets no generation of Services.
+#[test]
+fn rule_7_an_edit_that_no_allocator_saw_takes_no_port_from_anybody() {
+    let key = ("metallb.io/allow-shared-ip", "dock");
+    let cluster = lan().service("shop/old", &["443/TCP"], &[key]).created("shop/old", 2001);
+    let cluster = cluster.service("shop/new", &["80/TCP"], &[key]).created("shop/new", 2002).published();
+    let edited = cluster.spec("shop/old", |spec| {
+        spec.ports
+            .get_or_insert_default()
+            .push(serde_json::from_value(serde_json::json!({"name": "http", "port": 80})).unwrap());
+    });
+    assert_eq!(edited.restarted().outcome(), "shop/new=10 shop/old=11");
+}
+
+#[test]
+fn rule_9_a_pool_that_shrinks_moves_nobody_who_named_it_not_even_after_a_restart() {
+    let wide = lan().service("shop/a", &["80/TCP"], &[("vipmux.io/pool", "lan")]).service("shop/b", &["80/TCP"], &[]);
+    // As an allocator of today writes it, and as one that recorded no request did.
+    let recorded = wide.clone().published();
+    let plain = [("shop/a", "192.0.2.10"), ("shop/b", "192.0.2.11")];
+    let plain =
+        plain.iter().fold(wide, |cluster, (service, address)| cluster.showing(service, address).given(service, "True"));
+    for (cluster, kept) in [(recorded, "shop/a=10 shop/b=11"), (plain, "shop/a=10 shop/b=11")] {
+        let shrunk = cluster.without_pool("lan").pool("lan", &serde_json::json!({"addresses": ["192.0.2.12/32"]}));
+        assert_eq!(shrunk.clone().restarted().outcome(), kept);
+        let handed_over = shrunk.pool("annex", &serde_json::json!({"addresses": ["192.0.2.10/31"]}));
+        assert_eq!(handed_over.restarted().outcome(), kept);
+    }
+}
+
+/// As kube-vip leaves them, which knows no keys.
+#[test]
+fn rule_9_services_that_share_already_stay_whatever_their_keys_say() {
+    let shown = |cluster: Cluster, service: &str, port, key: Option<&'static str>| {
+        let key: Vec<_> = key.map(|key| ("metallb.io/allow-shared-ip", key)).into_iter().collect();
+        cluster.service(service, &[port], &key).showing(service, "192.0.2.12")
+    };
+    let cluster =
+        shown(shown(shown(lan(), "a/a", "80/TCP", None), "b/b", "81/TCP", Some("x")), "c/c", "82/TCP", Some("y"));
+    let migrated = cluster.restarted();
+    assert_eq!(migrated.outcome(), "a/a=12 b/b=12 c/c=12");
+    assert!(
+        migrated.warnings("b/b")[0].contains("although the two may not share it any more"),
+        "{:?}",
+        migrated.warnings("b/b")
+    );
+    let later = Cluster { previous: PreviousAssignments::new(), ..migrated.published() };
+    assert_eq!(later.clone().restarted().outcome(), "a/a=12 b/b=12 c/c=12");
+    let mut rekeyed = later;
+    let annotations = [("metallb.io/allow-shared-ip".to_owned(), "z".to_owned())].into();
+    rekeyed.object("c/c").metadata.annotations = Some(annotations);
+    assert_eq!(rekeyed.restarted().outcome(), "a/a=12 b/b=12 c/c=10", "it changed");
+}
+
 #[test]
 fn a_status_counts_where_the_assignments_say_nothing_and_only_within_a_pool() {
     let mut cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]);

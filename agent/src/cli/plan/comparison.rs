@@ -217,7 +217,7 @@ impl PlanOutput for Comparison<'_> {
                 let known = row.before.map(of).unwrap_or_default();
                 row.after.map(of).unwrap_or_default().into_iter().filter(move |text| !known.contains(text))
             };
-            for warning in added(|row| row.warnings.to_vec()) {
+            for warning in added(|row| row.warnings.iter().map(|warning| (*warning).to_owned()).collect()) {
                 writeln!(err, "warning: {}/{}: {warning}", row.namespace, row.name)?;
             }
             for notice in added(|row| row.notices.to_vec()) {
@@ -287,7 +287,7 @@ fn changes(before: Option<&ServiceRow<'_>>, after: Option<&ServiceRow<'_>>) -> V
     // The message also names the Services that it shares with, which the table of VIPs shows.
     let same_message = asked == [true, true] || before.message == after.message;
     let reason = asked != [true, true] && before.reason != after.reason;
-    let differs = reason || !same_message || (before.warnings, before.notices) != (after.warnings, after.notices);
+    let differs = reason || !same_message || (&before.warnings, before.notices) != (&after.warnings, after.notices);
     let explanation = differs && before.state == after.state;
     let changes = [
         of_addresses,

@@ -63,7 +63,7 @@ pub(super) struct ServiceRow<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<&'static str>,
     /// Warnings for its owner, although it has an address.
-    pub(super) warnings: &'a [String],
+    pub(super) warnings: Vec<&'a str>,
     /// Notices for its owner that stop nothing, such as annotations without effect.
     pub(super) notices: &'a [String],
     /// The treatment of its packets, if it differs from the default.
@@ -134,7 +134,13 @@ struct PoolRow<'a> {
 }
 
 impl<'a> PlanReport<'a> {
-    pub(super) fn new(objects: &'a Objects, model: &'a Model, allocation: &'a Allocation) -> Self {
+    /// `lost`: messages about addresses that statuses show and Services would lose.
+    pub(super) fn new(
+        objects: &'a Objects,
+        model: &'a Model,
+        allocation: &'a Allocation,
+        lost: &'a BTreeMap<ServiceName, Vec<String>>,
+    ) -> Self {
         let vips = allocation.vips();
         let leaders = placement::leaders(&candidates_of(model, vips.keys().copied()));
         let mut used: BTreeMap<(&str, Family), u64> = BTreeMap::new();
@@ -158,8 +164,11 @@ impl<'a> PlanReport<'a> {
             ipv6_capacity: pool.capacity(Family::V6),
             ipv6_used: used(pool, Family::V6),
         });
-        let services =
-            objects.services.iter().filter_map(|(name, object)| service_row(model, allocation, name, object));
+        let services = objects.services.iter().filter_map(|(name, object)| {
+            let mut row = service_row(model, allocation, name, object)?;
+            row.warnings.extend(lost.get(name).into_iter().flatten().map(String::as_str));
+            Some(row)
+        });
         Self {
             version: 1,
             services: services.collect(),
@@ -216,7 +225,7 @@ impl PlanOutput for PlanReport<'_> {
             writeln!(err, "warning: {}: {}", note.object, note.message)?;
         }
         for row in &self.services {
-            for warning in row.warnings {
+            for warning in &row.warnings {
                 writeln!(err, "warning: {}/{}: {warning}", row.namespace, row.name)?;
             }
         }
@@ -279,14 +288,15 @@ fn service_row<'a>(
         reason,
         message,
         remedy: reason.remedy(),
-        warnings: &[],
+        warnings: Vec::new(),
         notices: service.map_or(&[], |service| &service.notices),
         treatment: service.and_then(TreatmentRow::of),
     };
     if let Some(given) = allocation.assignments.get(name) {
         let addresses = given.addresses.iter().copied().collect();
         let allocated = row(AssignmentState::Allocated, given.reason, given.message.as_str());
-        return Some(ServiceRow { addresses, warnings: &given.warnings, ..allocated });
+        let warnings = given.warnings.iter().map(String::as_str).collect();
+        return Some(ServiceRow { addresses, warnings, ..allocated });
     }
     let refused = allocation.refusals.get(name).map(|refusal| (AssignmentState::Pending, refusal));
     let ignored = model.ignored.get(name).map(|refusal| (AssignmentState::Ignored, refusal));

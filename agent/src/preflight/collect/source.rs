@@ -33,7 +33,7 @@ pub(super) async fn observe(options: &CheckOptions, links: &Links) -> (ObjectSou
 fn manifests(options: &CheckOptions, links: &Links, path: &Path) -> (ObjectSourceObservation, Read) {
     let planned = match ManifestAllocation::read(
         &[PathBuf::from(path)],
-        vipmux_allocate::previous::PreviousAssignments::new(),
+        &vipmux_allocate::previous::PreviousAssignments::new(),
         &[],
     ) {
         Ok(planned) => planned,
