@@ -176,7 +176,7 @@ fn a_status_of_another_controller_is_tried_once_and_reported_once() {
         let conditions = service.status.as_ref().unwrap().conditions.clone().unwrap_or_default();
         conditions.into_iter().map(|condition| format!("{} {}", condition.status, condition.reason)).collect::<Vec<_>>()
     };
-    assert_eq!(conditions(&world), ["False ForeignStatus", "False NoLeader"]);
+    assert_eq!(conditions(&world), ["False ForeignStatus", "False NoLeader", "True Judged"]);
     world.restart();
     let (requests, writes) = (world.requests, world.writes);
     world.settle();
@@ -184,7 +184,7 @@ fn a_status_of_another_controller_is_tried_once_and_reported_once() {
     // The other controller now writes the address that was assigned.
     world.server.intrude("a", "metallb", &["192.0.2.10"]);
     world.settle();
-    assert_eq!(conditions(&world), ["True Allocated", "False NoLeader"]);
+    assert_eq!(conditions(&world), ["True Allocated", "False NoLeader", "True Judged"]);
     // What both wrote, vipmux may change.
     world.server.put("a", 80, &[("vipmux.io/addresses", "192.0.2.11")]);
     world.settle();
