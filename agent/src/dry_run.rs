@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
+
+use imbl::ordmap::DiffItem;
 
 use vipmux_allocate::{
     Allocation, allocate, lost_addresses,
@@ -14,6 +17,9 @@ use vipmux_cluster::{
     source::manifests::{self, ReadError},
 };
 use vipmux_model::{IngestOptions, Model, ServiceName, objects::Objects, tag::ServiceTag};
+
+/// The most Services whose changes are tried alone. Each takes an allocation of all.
+const MOST_STEPS: usize = 100;
 
 /// The manifests or the state file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +40,7 @@ pub(crate) struct ManifestAllocation {
     pub(crate) objects: Objects,
     pub(crate) model: Model,
     pub(crate) allocation: Allocation,
+    options: IngestOptions,
     /// What the statuses show and Services would lose: messages.
     pub(crate) lost: BTreeMap<ServiceName, Vec<String>>,
 }
@@ -50,7 +57,20 @@ impl ManifestAllocation {
         let allocation = allocate(&model, &with_statuses(held.clone(), &model));
         let mut lost = lost_addresses(&objects, &model, &allocation);
         lost.retain(|name, _| by_status(name));
-        Ok(Self { objects, model, allocation, lost })
+        Ok(Self { objects, model, allocation, options, lost })
+    }
+
+    /// Returns the allocations after the change of one Service alone, as tools apply the changes of a commit.
+    pub(crate) fn steps_to(&self, after: &Self) -> impl Iterator<Item = Allocation> {
+        let changed = self.objects.services.diff(&after.objects.services).filter_map(|item| match item {
+            DiffItem::Update { new: (name, service), .. } => Some((name, service)),
+            DiffItem::Add(..) | DiffItem::Remove(..) => None,
+        });
+        changed.take(MOST_STEPS).map(|(name, service)| {
+            let services = self.objects.services.update(name.clone(), Arc::clone(service));
+            let model = Model::ingest(&Objects { services, ..self.objects.clone() }, &self.options);
+            allocate(&model, &with_statuses(self.allocation.as_previous(), &model))
+        })
     }
 }
 

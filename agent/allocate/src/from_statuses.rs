@@ -9,7 +9,7 @@ use crate::{
     previous::{from_status, judged_request},
 };
 use vipmux_model::{
-    Model,
+    Model, Vip,
     reason::{Reason, Refusal},
     service::Service,
 };
@@ -28,8 +28,8 @@ pub enum StatusAuthor {
 ///
 /// If two statuses show the same port claim, the Service that is earlier by rule 7 has it. So all
 /// agents decide alike, without a message. Services that were edited since they got their
-/// addresses come last. So an edit takes nothing from anybody (rule 9) before the allocator has
-/// judged it.
+/// addresses come last, and are served without the ports that others hold. So an edit takes nothing
+/// from anybody (rule 9) before the allocator has judged it.
 ///
 /// `refusal_of` returns the reason in a Service's status why it has nothing.
 pub fn allocation_from_statuses(
@@ -44,23 +44,31 @@ pub fn allocation_from_statuses(
     let mut services: Vec<_> = model.services.values().map(|service| (is_edited(service), service)).collect();
     services
         .sort_by(|(a_is_edited, a), (b_is_edited, b)| (a_is_edited, a.seniority()).cmp(&(b_is_edited, b.seniority())));
-    let services: Vec<&Service> = services.into_iter().map(|(_, service)| service).collect();
     let mut state = AllocationState::new(model);
     let mut run = AllocationRun::new(model, &mut state);
     let mut allocation = Allocation { refusals: model.refused.clone(), ..Allocation::default() };
-    for service in &services {
+    for (is_edited, service) in &services {
         let shown = match author {
             StatusAuthor::Allocator => from_status(&service.name, model).map(|held| held.addresses).unwrap_or_default(),
             StatusAuthor::Anyone => service.status.addresses.clone(),
         };
-        if let Err(refusal) = run.accept_shown(service, shown) {
-            allocation.refusals.insert(service.name.clone(), refusal);
+        let Err(refusal) = run.accept_shown(service, shown.clone()) else { continue };
+        allocation.refusals.insert(service.name.clone(), refusal);
+        if *is_edited && !run.state.placed.contains_key(&service.name) {
+            // The allocator may wait for the rest of the change (rule 9). Meanwhile the other ports are served.
+            let mut rest = (*service).clone();
+            let occupied = |vip: &Vip| run.state.occupancy.on(*vip);
+            rest.ports.retain(|port, _| !shown.iter().filter_map(occupied).any(|it| it.holds(*port, &service.name)));
+            if !rest.ports.is_empty() {
+                let _ = run.accept_shown(&rest, shown);
+            }
         }
     }
-    for service in services {
+    for (_, service) in services {
         match run.state.placed.get(&service.name) {
             Some(given) => {
                 let mut assignment = assignment(&run, service, given, true);
+                assignment.ports.clone_from(&given.occupant.snapshot.ports);
                 // An address that its status shows and that it does not get.
                 let lost = allocation.refusals.remove(&service.name).map(|refusal| refusal.message);
                 assignment.warnings.extend(lost);

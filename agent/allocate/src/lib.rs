@@ -19,6 +19,7 @@
 //! | `allocation`, `outcome` | the result: assignments with messages and warnings |
 //! | `allocator`, `from_statuses` | entry points: with the rules, or as the statuses show |
 //! | `lost_addresses` | what statuses show and Services do not keep |
+//! | `postponed_edits` | edits that wait for the rest of a change |
 //! | `status` | the desired statuses of Services, pools and policies |
 
 #![forbid(unsafe_code)]
@@ -33,6 +34,7 @@ mod lost_addresses;
 mod occupancy;
 mod outcome;
 mod pool_usage;
+mod postponed_edits;
 pub mod previous;
 mod request_record;
 pub mod status;
@@ -42,6 +44,7 @@ pub use self::{
     allocator::{Allocator, Renewed, allocate},
     from_statuses::{StatusAuthor, allocation_from_statuses},
     lost_addresses::lost_addresses,
+    postponed_edits::{POSTPONED, PostponedEdits},
 };
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod faults;
 mod groups;
 mod labels;
 mod pools;
+mod postponed;
 mod scale;
 mod statuses;
 mod tenants;

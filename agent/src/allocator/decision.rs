@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use imbl::ordmap::DiffItem;
@@ -11,7 +12,7 @@ use k8s_openapi::{api::core::v1::Service, apimachinery::pkg::apis::meta::v1::Obj
 
 use super::write_cache::{CustomResource, CustomResourceStatus, WriteCache};
 use vipmux_allocate::{
-    Allocator,
+    Allocator, PostponedEdits,
     previous::with_statuses,
     status::{DesiredStatus, Leaders, StatusDifference, StatusInputs, is_marked, policies, pools},
 };
@@ -26,6 +27,7 @@ pub struct StatusDecider {
     options: IngestOptions,
     /// Overwrite what other controllers wrote.
     adopt: bool,
+    postponed: PostponedEdits,
     last: Option<LastDecision>,
 }
 
@@ -54,19 +56,30 @@ pub struct StatusDecision {
     pub custom_resources: BTreeMap<CustomResource, (ObjectMeta, CustomResourceStatus)>,
     /// Problems that only the log can show: the object and its problem.
     pub problems: BTreeSet<String>,
+    /// The time to decide again although nothing changes.
+    pub again: Option<Duration>,
 }
 
 impl StatusDecider {
     /// Returns a decider that remembers nothing. It takes the assignments from the statuses.
     pub fn new(options: IngestOptions, adopt: bool) -> Self {
-        Self { options, adopt, last: None }
+        Self { options, adopt, postponed: PostponedEdits::default(), last: None }
     }
 
-    /// Decides what to write from these objects, the VIPs' leaders and the results of writes.
-    pub fn decide(&mut self, objects: &Objects, leaders: &Leaders, write_cache: &mut WriteCache) -> StatusDecision {
-        let objects = relevant(objects);
+    /// Decides at `now` what to write from these objects, the VIPs' leaders and the results of writes.
+    pub fn decide(
+        &mut self,
+        objects: &Objects,
+        leaders: &Leaders,
+        write_cache: &mut WriteCache,
+        now: Duration,
+    ) -> StatusDecision {
+        let mut objects = relevant(objects);
         write_cache.retain(&objects);
         let before = self.last.take();
+        if let Some(LastDecision { objects: before, allocator, .. }) = &before {
+            objects = self.postponed.apply(before, &objects, allocator.allocation(), &self.options, now);
+        }
         let mut departed = before.as_ref().map(|last| departed(last, &objects)).unwrap_or_default();
         let last = self.allocate(before, objects);
         let last = self.last.insert(last);
@@ -77,7 +90,8 @@ impl StatusDecider {
         };
         departed.extend(model.ignored.keys().filter(marked).cloned());
         let view = StatusInputs { objects, model, allocation: allocator.allocation(), leaders };
-        let services = objects.services.iter().filter_map(|(name, service)| {
+        let judged = objects.services.iter().filter(|(name, _)| !self.postponed.contains(name));
+        let services = judged.filter_map(|(name, service)| {
             let wanted = desired_status(name, service, view, write_cache, self.adopt)?;
             let difference = wanted.differs(service)?;
             write_cache
@@ -90,6 +104,7 @@ impl StatusDecider {
             departed,
             custom_resources: custom_resources(view, write_cache),
             problems: log_problems(objects, model),
+            again: self.postponed.next(),
         }
     }
 

@@ -123,7 +123,7 @@ impl StatusController {
     /// Decides again if something changed and the last decision was long enough ago.
     async fn decide(&mut self) {
         let now = boottime();
-        let is_due = |reconciler: &mut StatusReconciler| reconciler.needs_decision && now >= reconciler.next_decision;
+        let is_due = |reconciler: &mut StatusReconciler| reconciler.decision_due().is_some_and(|due| now >= due);
         let Some(mut reconciler) = self.reconciler.take_if(is_due) else { return };
         let leaders = self.leaders.borrow_and_update().clone().unwrap_or_default();
         let objects = Arc::clone(&self.objects.borrow_and_update());
@@ -201,9 +201,7 @@ impl StatusController {
         let leads_until = self.leader_state.borrow().until;
         match &self.reconciler {
             Some(reconciler) => {
-                if reconciler.needs_decision {
-                    wake = wake.min(reconciler.next_decision);
-                }
+                wake = wake.min(reconciler.decision_due().unwrap_or(wake));
                 match reconciler.queue.peek(now) {
                     NextWork::Start(_) => wake = now,
                     NextWork::WaitUntil(at) => wake = wake.min(at),

@@ -104,7 +104,8 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
         let (none, mut lost) = (BTreeMap::new(), before.lost.clone());
         lost.extend(after.lost.clone());
         let reports = (before.report(&none), after.report(&lost));
-        let comparison = Comparison::new((&reports.0, &before.allocation), (&reports.1, &after.allocation));
+        let sides = ((&reports.0, &before.allocation), (&reports.1, &after.allocation));
+        let comparison = Comparison::new(sides.0, sides.1, before.steps_to(&after));
         let written = print(&comparison, args.output, &mut io::stdout().lock());
         (before.is_usable() && after.is_usable(), !comparison.disturbs(), written)
     };

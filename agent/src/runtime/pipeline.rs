@@ -35,7 +35,7 @@ use self::{
 };
 use super::{peer_health::HealthProbes, warnings::log_changes};
 use crate::metrics::ServiceCounts;
-use vipmux_cluster::assignments::FileVersion;
+use vipmux_cluster::{assignments::FileVersion, clock::boottime};
 use vipmux_election::placement::Candidates;
 use vipmux_model::{
     IngestOptions, NodeName, PortClaim, Vip, advertisement::EligibleNodes, desired::DesiredService, objects::Objects,
@@ -119,7 +119,8 @@ impl Pipeline {
                 request.answer(&stages, &self.probes.findings.borrow());
             }
             if since.is_none() {
-                let due = retry.into_iter().chain(nodes.next()).min();
+                let edit = stages.next().map(|at| Instant::now() + at.saturating_sub(boottime()));
+                let due = retry.into_iter().chain(nodes.next()).chain(edit).min();
                 let Ok(changed) = self.wait(&stages, seen, &mut objects, due).await else { return };
                 since = changed;
             }
@@ -150,7 +151,7 @@ impl Pipeline {
         // loses the result only: a state file is written completely or not at all.
         let run = spawn_blocking(move || {
             let start = Instant::now();
-            let result = stages.run(&snapshot, seen);
+            let result = stages.run(&snapshot, seen, boottime());
             (stages, result, start.elapsed())
         });
         pin!(run);

@@ -22,6 +22,7 @@ mod migrating;
 mod pools;
 mod preflight;
 mod records;
+mod restarting;
 mod rights;
 mod scale;
 mod serving;

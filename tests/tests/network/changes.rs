@@ -1,6 +1,6 @@
 //! Tests changes of manifests while traffic runs.
 
-use std::time::Duration;
+use std::{fs, thread, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 use nix::sys::signal::Signal;
@@ -36,6 +36,51 @@ fn a_service_comes_and_goes_without_a_lost_request_on_others() -> Result<()> {
         cluster.await_service(request, "ops/metrics")?;
         cluster.manifests.remove_service(&metrics)?;
         await_silence(&cluster, request)?;
+    }
+    stop_all(traffic)
+}
+
+/// As a copy into the folder changes files, one after the other: first the one that gets the port.
+#[test]
+fn two_services_that_exchange_their_ports_in_two_files_stay_on_their_address() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    cluster.add_pod("node-3", "metrics-1", 20, &[Listener::new(Kind::Http, 9100, "ops/metrics")])?;
+    cluster.add_pod("node-2", "admin-2", 21, &[Listener::new(Kind::Http, 9200, "ops/admin")])?;
+    // They name no address: an address that such a Service loses is lost for good.
+    let service = |name, port, target, pod| -> Result<Service> {
+        let service = Service { address: None, ..Service::sharing(name, port, "TCP", target) };
+        Ok(service.with([cluster.endpoint(pod)?]))
+    };
+    let ask = |port, name| cluster.await_service(Request::new(Kind::Http, VIP, port), name);
+    cluster.manifests.write_service(&service("ops/metrics", 9100, 9100, "metrics-1")?)?;
+    cluster.manifests.write_service(&service("ops/admin", 9200, 9200, "admin-2")?)?;
+    ask(9100, "ops/metrics")?;
+    ask(9200, "ops/admin")?;
+    for (metrics, admin) in [(9200, 9100), (9100, 9200)] {
+        cluster.manifests.write_service(&service("ops/metrics", metrics, 9100, "metrics-1")?)?;
+        // The agents read the file at once. Without the pause, they may see both changes together.
+        thread::sleep(SILENCE);
+        cluster.manifests.write_service(&service("ops/admin", admin, 9200, "admin-2")?)?;
+        ask(metrics, "ops/metrics")?;
+        ask(admin, "ops/admin")?;
+    }
+    Ok(())
+}
+
+/// As a shell's redirection writes a file: empty at first.
+#[test]
+fn a_file_that_is_written_anew_in_place_costs_no_request() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let file = cluster.manifests.path().join("shop-web.yaml");
+    let text = fs::read_to_string(&file)?;
+    let traffic = start_all(&cluster)?;
+    for _ in 0..10 {
+        for part in ["", &text[..text.len() / 2]] {
+            fs::write(&file, part)?;
+            thread::sleep(Duration::from_millis(50));
+            fs::write(&file, &text)?;
+        }
+        traffic.iter().try_for_each(|traffic| traffic.wait_for_more(5, PATIENCE).map(drop))?;
     }
     stop_all(traffic)
 }

@@ -67,6 +67,21 @@ fn an_edit_takes_nothing_from_anybody_before_the_allocator_has_judged_it() {
     assert_eq!(outcome(&edited.edited("shop/b"), StatusAuthor::Allocator), "shop/a=192.0.2.10 shop/b:PortConflict");
 }
 
+/// A port goes to it from another Service, whose edit comes next.
+#[test]
+fn an_edited_service_is_served_on_the_ports_that_nobody_else_holds() {
+    let cluster = lan().service("shop/a", &["80/TCP", "443/TCP"], &[]).showing("shop/a", "192.0.2.10");
+    let cluster = cluster.given("shop/a", "True").judged("shop/a", "1 ports=80/TCP,443/TCP");
+    let cluster = cluster.service("shop/b", &["53/UDP", "443/TCP"], &[]).showing("shop/b", "192.0.2.10");
+    let cluster = cluster.given("shop/b", "True").judged("shop/b", "1 ports=53/UDP");
+    let allocation = allocation_from_statuses(&cluster.model(), StatusAuthor::Allocator, |_| None);
+    let claims: Vec<_> = allocation.claims().iter().map(|(claim, owner)| format!("{} {claim}", owner.name())).collect();
+    let on = "on 192.0.2.10";
+    assert_eq!(claims, [format!("a port 80/TCP {on}"), format!("a port 443/TCP {on}"), format!("b port 53/UDP {on}")]);
+    let warnings = &allocation.assignments[&service_name("shop/b")].warnings;
+    assert!(warnings.contains(&format!("port 443/TCP {on} is held by shop/a")), "{warnings:?}");
+}
+
 #[test]
 fn an_address_in_no_pool_is_trusted_where_anybody_gives_addresses() {
     let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "198.51.100.7");

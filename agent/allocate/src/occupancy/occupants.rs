@@ -80,6 +80,11 @@ impl Occupants {
         port.map(|(port, occupant)| Clash::Port(port, occupant)).or_else(|| self.other_label(service))
     }
 
+    /// Whether another Service than this one holds the port.
+    pub(crate) fn holds(&self, port: Port, but: &ServiceName) -> bool {
+        self.holder(port).is_some_and(|(_, occupant)| occupant.name != *but)
+    }
+
     fn other_label(&self, service: &Service) -> Option<Clash<'_>> {
         let wanted = service.request.label.as_deref()?;
         let owner = self.labeled.iter().find(|occupant| occupant.name != service.name)?;

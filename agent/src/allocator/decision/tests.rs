@@ -7,7 +7,10 @@ use proptest::{collection, prelude::*, sample::select};
 use serde_json::json;
 
 use super::{super::write_cache::WriteVerdict, *};
-use vipmux_allocate::status::{body, withdrawal};
+use vipmux_allocate::{
+    POSTPONED,
+    status::{body, withdrawal},
+};
 use vipmux_model::Vip;
 use vipmux_testing::{
     api_server::{Applied, Server},
@@ -27,13 +30,23 @@ struct World {
     /// Requests, also those that failed.
     requests: usize,
     adopt: bool,
+    now: Duration,
 }
 
 impl World {
     fn new(addresses: &[&str]) -> Self {
         let server = Server::new(addresses);
         let (shown, decider) = (server.objects.clone(), StatusDecider::new(IngestOptions::default(), false));
-        Self { server, shown, decider, write_cache: WriteCache::default(), writes: 0, requests: 0, adopt: false }
+        Self {
+            server,
+            shown,
+            decider,
+            write_cache: WriteCache::default(),
+            writes: 0,
+            requests: 0,
+            adopt: false,
+            now: Duration::ZERO,
+        }
     }
 
     /// The watch shows all that there is.
@@ -43,7 +56,7 @@ impl World {
 
     /// Decides by what the watch shows, and writes all that is to be written.
     fn write(&mut self) -> usize {
-        let decision = self.decider.decide(&self.shown, &self.server.leaders, &mut self.write_cache);
+        let decision = self.decider.decide(&self.shown, &self.server.leaders, &mut self.write_cache, self.now);
         let before = self.requests;
         for (service, (base, statement, _)) in decision.services {
             if self.write_cache.verdict(&service, &base, &statement) == WriteVerdict::Retry {
@@ -125,6 +138,29 @@ fn a_service_gets_its_address_in_one_write() {
     world.settle();
     assert_eq!((world.server.shown("a"), world.writes), ([vip("192.0.2.10")].into(), 1));
     assert_eq!(world.server.objects.vip_pools.get("lan").unwrap().status.as_ref().unwrap().ipv4.unwrap().used, 1);
+}
+
+/// A commit of two Services, as `kubectl apply` makes it: first the one that gets the port.
+#[test]
+fn a_port_that_goes_to_another_service_moves_nobody_and_is_written_once() {
+    let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
+    world.server.put("a", 80, &[KEY]);
+    world.server.put("b", 81, &[KEY]);
+    world.settle();
+    let (before, writes) = (world.all(), world.writes);
+    world.server.put("b", 80, &[KEY]);
+    world.settle();
+    assert_eq!((world.all(), world.writes - writes), (before.clone(), 0));
+    world.now += Duration::from_millis(100);
+    world.server.put("a", 82, &[KEY]);
+    world.settle();
+    assert_eq!((world.all(), world.writes - writes), (before, 2));
+    // Without the rest of the change, the edit counts.
+    world.server.put("b", 82, &[KEY]);
+    world.settle();
+    world.now += Duration::from_secs(3);
+    world.settle();
+    assert_eq!(world.server.shown("b"), [vip("192.0.2.11")].into());
 }
 
 #[test]
@@ -257,7 +293,11 @@ fn a_status_that_another_manager_owns_too_is_withdrawn_once() {
     let status = world.server.objects.services.get(&service_name("a")).unwrap().status.clone();
     let departed = |world: &mut World| {
         world.watch();
-        !world.decider.decide(&world.shown, &world.server.leaders, &mut world.write_cache).departed.is_empty()
+        !world
+            .decider
+            .decide(&world.shown, &world.server.leaders, &mut world.write_cache, world.now)
+            .departed
+            .is_empty()
     };
     world.server.write("a", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
     assert!(departed(&mut world));
@@ -369,7 +409,11 @@ proptest! {
         let mut world = World::new(&["192.0.2.10-192.0.2.12"]);
         for happens in all {
             world.happen(happens);
+            world.now += Duration::from_millis(100);
         }
+        world.settle();
+        // No edit waits any more.
+        world.now += POSTPONED;
         world.settle();
         let shown = world.all();
         let slipped = |object: &Service| object.metadata.annotations.iter().flatten().any(|(_, value)| value == "maybe");

@@ -61,6 +61,8 @@ pub(super) struct StatusReconciler {
     pub(super) needs_decision: bool,
     /// The earliest time of the next decision.
     pub(super) next_decision: Duration,
+    /// The time of the next decision if nothing changes before: an edit waits until then.
+    pub(super) decides_again: Option<Duration>,
 }
 
 /// Writes that the last decision asks for.
@@ -99,13 +101,19 @@ impl StatusReconciler {
             logged: LoggedProblems::default(),
             needs_decision: true,
             next_decision: now,
+            decides_again: None,
         }
+    }
+
+    /// Returns when to decide; `None`: there is no reason yet.
+    pub(super) fn decision_due(&self) -> Option<Duration> {
+        if self.needs_decision { Some(self.next_decision) } else { self.decides_again }
     }
 
     /// Decides which statuses to write. With thousands of Services this takes a while.
     pub(super) fn decide(&mut self, objects: &Objects, leaders: &Leaders) -> StatusDecision {
         let objects = self.initial_list.merge_into(objects);
-        self.decider.decide(&objects, leaders, &mut self.write_cache)
+        self.decider.decide(&objects, leaders, &mut self.write_cache, boottime())
     }
 
     /// Returns how many Services have addresses, and how many wait for some.
@@ -140,7 +148,7 @@ impl StatusReconciler {
         let now = boottime();
         // A decision on ten thousand Services takes a while. Half of the time is for other things.
         self.next_decision = now + MIN_DECISION_INTERVAL.max(now.saturating_sub(began));
-        self.needs_decision = false;
+        (self.needs_decision, self.decides_again) = (false, decision.again);
         self.pending.replace(decision.services, decision.custom_resources, decision.departed, &self.decider);
         self.logged.denied.retain(|name, _| self.pending.services.contains_key(name));
         self.fill_queue(now);

@@ -30,6 +30,8 @@ pub(super) struct Comparison<'a> {
     unchanged: Unchanged,
     /// Everything that is served before and not after.
     disturbances: Vec<Disturbance>,
+    /// Further disturbances, by a changed Service without the other changes.
+    disturbances_one_by_one: BTreeSet<Disturbance>,
     /// The notes that are new.
     notes: Vec<&'a Note>,
     /// Documents of either input that cannot be used.
@@ -118,7 +120,12 @@ struct Disturbance {
 type Side<'a> = (&'a PlanReport<'a>, &'a Allocation);
 
 impl<'a> Comparison<'a> {
-    pub(super) fn new((before, held): Side<'a>, (after, given): Side<'a>) -> Self {
+    /// `steps`: the allocations after one change alone.
+    pub(super) fn new(
+        (before, held): Side<'a>,
+        (after, given): Side<'a>,
+        steps: impl Iterator<Item = Allocation>,
+    ) -> Self {
         let by_name = |report: &'a PlanReport<'a>| report.services.iter().map(|row| ((row.namespace, row.name), row));
         let mut of_services = paired(by_name(before), by_name(after));
         let is_ours = |row: Option<&ServiceRow<'_>>| row.is_some_and(|row| row.state != AssignmentState::Ignored);
@@ -138,9 +145,12 @@ impl<'a> Comparison<'a> {
         let changed = of_vips.into_iter().filter(|(_, (before, after))| before != after);
         let vips: Vec<_> = changed.map(|(address, (before, after))| VipChange { address, before, after }).collect();
         let known: BTreeSet<&Note> = before.notes.iter().collect();
+        let disturbances = disturbances(held, given, &vips);
+        let one_by_one = steps.flat_map(|step| lost_claims(held, &step));
         Self {
             version: 1,
-            disturbances: disturbances(held, given, &vips),
+            disturbances_one_by_one: one_by_one.filter(|one| !disturbances.contains(one)).collect(),
+            disturbances,
             services,
             vips,
             unchanged,
@@ -151,7 +161,7 @@ impl<'a> Comparison<'a> {
 
     /// Returns whether there is a disturbance.
     pub(super) fn disturbs(&self) -> bool {
-        !self.disturbances.is_empty()
+        !self.disturbances.is_empty() || !self.disturbances_one_by_one.is_empty()
     }
 
     fn service_table(&self) -> Table {
@@ -236,6 +246,9 @@ impl PlanOutput for Comparison<'_> {
         for disturbance in &self.disturbances {
             writeln!(out, "disturbed: {}", disturbance.text())?;
         }
+        for disturbance in &self.disturbances_one_by_one {
+            writeln!(out, "disturbed if applied one by one: {}", disturbance.text())?;
+        }
         Ok(())
     }
 }
@@ -298,8 +311,8 @@ fn changes(before: Option<&ServiceRow<'_>>, after: Option<&ServiceRow<'_>>) -> V
     changes.into_iter().flatten().collect()
 }
 
-/// Returns the port claims that their owners lose, and the addresses that lose their leader.
-fn disturbances(held: &Allocation, given: &Allocation, vips: &[VipChange<'_>]) -> Vec<Disturbance> {
+/// Returns the port claims that their owners lose.
+fn lost_claims(held: &Allocation, given: &Allocation) -> Vec<Disturbance> {
     let claims = given.claims();
     let mut lost: BTreeMap<(Vip, ServiceName), Vec<Port>> = BTreeMap::new();
     for (claim, owner) in held.claims() {
@@ -309,13 +322,17 @@ fn disturbances(held: &Allocation, given: &Allocation, vips: &[VipChange<'_>]) -
             lost.entry((claim.vip, owner)).or_default().push(Port { number: claim.port, protocol: claim.protocol });
         }
     }
-    let lost = lost.into_iter().map(|((address, owner), ports)| Disturbance { address, service: Some(owner), ports });
+    lost.into_iter().map(|((address, owner), ports)| Disturbance { address, service: Some(owner), ports }).collect()
+}
+
+/// Returns the port claims that their owners lose, and the addresses that lose their leader.
+fn disturbances(held: &Allocation, given: &Allocation, vips: &[VipChange<'_>]) -> Vec<Disturbance> {
     let leaderless = vips.iter().filter(|row| {
         let led = |row: Option<&VipRow>| row.map(|row| row.leader.is_some());
         (led(row.before), led(row.after)) == (Some(true), Some(false))
     });
     let leaderless = leaderless.map(|row| Disturbance { address: row.address, service: None, ports: Vec::new() });
-    let mut all: Vec<_> = lost.chain(leaderless).collect();
+    let mut all: Vec<_> = lost_claims(held, given).into_iter().chain(leaderless).collect();
     all.sort();
     all
 }

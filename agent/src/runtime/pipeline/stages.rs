@@ -15,7 +15,7 @@ use super::{
     probe_targets::ProbedBackends,
 };
 use crate::{explain::PipelineResults, metrics::ServiceCounts};
-use vipmux_allocate::{Allocation, previous::PreviousAssignments};
+use vipmux_allocate::{Allocation, PostponedEdits, previous::PreviousAssignments};
 use vipmux_cluster::assignments::FileVersion;
 use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
@@ -43,6 +43,7 @@ pub(super) struct Stages {
     source: AllocationSource,
     memory: Memory,
     health: Arc<Health>,
+    postponed: PostponedEdits,
     last: Option<Last>,
 }
 
@@ -99,7 +100,7 @@ impl Last {
 
 impl Stages {
     pub(super) fn new(options: IngestOptions, source: AllocationSource, memory: Memory) -> Self {
-        Self { options, source, memory, health: Arc::default(), last: None }
+        Self { options, source, memory, health: Arc::default(), postponed: PostponedEdits::default(), last: None }
     }
 
     /// Sets the health of backends for the next run.
@@ -136,11 +137,26 @@ impl Stages {
         Some(PipelineResults { objects: &self.memory.objects, model, allocation, services, leaders, findings, now })
     }
 
-    /// Returns the serving state of these objects. `seen`: the state file as it is now.
-    pub(super) fn run(&mut self, objects: &Arc<Objects>, seen: Option<FileVersion>) -> ServingState {
-        let state = self.renew(objects, seen).unwrap_or_else(|| self.begin(objects, seen));
-        self.memory.objects = Arc::clone(objects);
+    /// Returns the serving state of these objects at `now`. `seen`: the state file as it is now.
+    pub(super) fn run(&mut self, objects: &Arc<Objects>, seen: Option<FileVersion>, now: Duration) -> ServingState {
+        let objects = self.without_postponed(objects, now);
+        let state = self.renew(&objects, seen).unwrap_or_else(|| self.begin(&objects, seen));
+        self.memory.objects = objects;
         state
+    }
+
+    /// Returns the objects without the edits that wait. Statuses show what another controller decided already.
+    fn without_postponed(&mut self, objects: &Arc<Objects>, now: Duration) -> Arc<Objects> {
+        let Some(last) = self.last.as_ref().filter(|_| matches!(self.source, AllocationSource::File(_))) else {
+            return Arc::clone(objects);
+        };
+        let allocation = last.current.allocation();
+        Arc::new(self.postponed.apply(&self.memory.objects, objects, allocation, &self.options, now))
+    }
+
+    /// Returns the time of the next run if nothing changes before: an edit waits until then.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.postponed.next()
     }
 
     /// Updates the last state, if nothing but endpoints and their health changed: the allocation

@@ -67,6 +67,11 @@ impl ChangeQueue {
         self.lock().pending.scan(Instant::now() + delay, ScanScope::Changed);
     }
 
+    /// Makes a file due at this time, unless it changes before.
+    pub(super) fn read_at(&self, path: &Path, due: Instant) {
+        self.lock().pending.read(path, due);
+    }
+
     /// Returns whether a file is being written.
     pub(super) fn is_writing(&self, path: &Path) -> bool {
         self.lock().pending.is_writing(path)

@@ -39,6 +39,13 @@ pub(super) struct FileStamp {
     changed: (i64, i64),
 }
 
+impl FileStamp {
+    /// Returns whether both are of one file, not of one that took the other's place.
+    pub(super) fn is_same_file(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+}
+
 /// The time of a file's last change of content, in seconds and nanoseconds since 1970. Zero for
 /// standard input.
 pub(super) type ModificationTime = (i64, i64);

@@ -200,6 +200,12 @@ impl PendingChanges {
         true
     }
 
+    /// Makes a path due at this time, unless it changes before.
+    pub(super) fn read(&mut self, path: &Path, due: Instant) {
+        let change = PendingChange { due, writing: false, removed: false };
+        self.paths.entry(path.to_owned()).or_insert(change);
+    }
+
     /// Schedules a scan of the whole directory at `due`, or earlier if one is scheduled already.
     pub(super) fn scan(&mut self, due: Instant, scope: ScanScope) {
         self.scan = Some(self.scan.map_or((due, scope), |(earlier, wider)| (earlier.min(due), wider.max(scope))));

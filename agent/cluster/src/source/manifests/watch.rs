@@ -1,6 +1,7 @@
 //! Follows a directory of manifests.
 
 use std::{
+    collections::BTreeMap,
     fs, io, mem,
     path::{Path, PathBuf},
     sync::Arc,
@@ -28,6 +29,10 @@ const MISSING_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// A directory that lost its last manifest counts as empty after this time. The removal of the
 /// directory itself begins the same way.
 const EMPTY_DELAY: Duration = Duration::from_secs(1);
+
+/// A file that became shorter in place is read after this time without a further change: a program may be writing it
+/// anew, as a shell's `>` does.
+const SHORTENED_DELAY: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_millis(500) };
 
 /// A directory that cannot be followed.
 #[derive(Debug, thiserror::Error)]
@@ -96,8 +101,8 @@ impl Drop for WatchGuard {
 /// A definition that becomes malformed stays in force as it was last good, and is a problem in the
 /// snapshot. The same holds for all objects while the directory itself is gone, or an empty one has
 /// taken its place. Of two definitions of an object, the one in force stays so. An edited file is
-/// read at once when it is closed or renamed into place. It costs its own parsing, however many
-/// other files there are.
+/// read at once when it is closed or renamed into place; if it became shorter in place, after half a
+/// second without a further change. It costs its own parsing, however many other files there are.
 ///
 /// Blocks for the first read. The rest happens on a thread of its own, which nothing waits for.
 /// Awaiting the receiver's `changed` is cancel-safe, and a slow receiver skips snapshots.
@@ -124,6 +129,7 @@ pub fn watch(directory: &Path, supervisor: &Supervisor) -> Result<(Receiver<Arc<
         store: ObjectStore::default(),
         adopted: None,
         emptied: None,
+        shortened: BTreeMap::new(),
         missing: false,
         watch_failed: None,
         root,
@@ -161,6 +167,8 @@ struct DirectoryFollower {
     adopted: Option<DirectoryIdentity>,
     /// The time when it was found without manifests.
     emptied: Option<Instant>,
+    /// Files that became shorter in place since they were read, as they were seen last, and since when.
+    shortened: BTreeMap<PathBuf, (FileStamp, Instant)>,
     /// The directory is gone, or an empty one took its place: what is in force stays so.
     missing: bool,
     /// Why a directory could not be watched in the last scan.
@@ -191,12 +199,12 @@ impl DirectoryFollower {
         let (mut read, mut gone) = (Vec::new(), Vec::new());
         for path in due.paths {
             match self.action_for(&path) {
-                PathAction::Read(stamp) => {
+                PathAction::Read(stamp) if self.is_complete(&path, stamp) => {
                     self.stamps.insert(path.clone(), stamp);
                     read.push(path);
                 }
                 PathAction::Gone => gone.push(path),
-                PathAction::Nothing => {}
+                PathAction::Read(_) | PathAction::Nothing => {}
                 PathAction::Scan => scan = scan.max(Some(ScanScope::Changed)),
             }
         }
@@ -215,6 +223,7 @@ impl DirectoryFollower {
         let mut changed = false;
         for file in gone {
             self.stamps.remove(file);
+            self.shortened.remove(file);
             changed |= self.store.remove(file);
         }
         changed
@@ -234,6 +243,27 @@ impl DirectoryFollower {
             Err(_) if self.stamps.holds_below(path) => PathAction::Scan,
             Ok(_) | Err(_) => PathAction::Nothing,
         }
+    }
+
+    /// Returns whether a file is worth reading: it did not become shorter in place, or long enough ago.
+    fn is_complete(&mut self, path: &Path, stamp: FileStamp) -> bool {
+        let is_shorter = self.stamps.get(path).is_some_and(|read| read.is_same_file(&stamp) && stamp.size < read.size);
+        if !is_shorter {
+            self.shortened.remove(path);
+            return true;
+        }
+        let now = Instant::now();
+        let (seen, since) = self.shortened.entry(path.to_owned()).or_insert((stamp, now));
+        if *seen != stamp {
+            (*seen, *since) = (stamp, now);
+        }
+        let due = *since + SHORTENED_DELAY;
+        if now < due {
+            self.queue.read_at(path, due);
+        } else {
+            self.shortened.remove(path);
+        }
+        now >= due
     }
 
     /// Reads files and stores their content.
@@ -310,7 +340,7 @@ impl DirectoryFollower {
         let mut read = Vec::new();
         for (file, stamp) in listing.files {
             let known = scope == ScanScope::Changed && self.stamps.get(&file) == Some(&stamp);
-            if !known && !self.queue.is_writing(&file) {
+            if !known && !self.queue.is_writing(&file) && self.is_complete(&file, stamp) {
                 self.stamps.insert(file.clone(), stamp);
                 read.push(file);
             }

@@ -38,7 +38,7 @@ fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
     let run = |snapshot: &Objects, gone: &[&str]| {
         let memory = Memory { objects: Arc::new(objects(gone)), ..Memory::default() };
         let mut stages = Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), memory);
-        let state = stages.run(&Arc::new(snapshot.clone()), None);
+        let state = stages.run(&Arc::new(snapshot.clone()), None, Duration::ZERO);
         (stages.memory().holders, state)
     };
     run(&objects(&["a"]), &[]);
@@ -68,7 +68,7 @@ fn a_gateway_is_never_assigned() {
     let gateway = ([192, 0, 2, 1].into(), "a gateway of the nodes".to_owned());
     let options = IngestOptions { reserved: [gateway].into(), ..IngestOptions::default() };
     let mut stages = Stages::new(options, AllocationSource::File(path), Memory::default());
-    stages.run(&Arc::new(objects(&["a"])), None);
+    stages.run(&Arc::new(objects(&["a"])), None, Duration::ZERO);
     assert_eq!(held(&stages.memory().holders), ["a=192.0.2.2"]);
 }
 
@@ -83,7 +83,7 @@ fn a_service_that_waits_for_the_allocator_is_no_warning_and_one_with_an_address_
     snapshot.services.insert(service_name("b"), object(spec));
     let mut stages =
         Stages::new(IngestOptions::default(), AllocationSource::Statuses(StatusAuthor::Allocator), Memory::default());
-    let state = stages.run(&Arc::new(snapshot), None);
+    let state = stages.run(&Arc::new(snapshot), None, Duration::ZERO);
     let expected = "Service shop/b is not served: its status shows 198.51.100.1, which is in no pool (Unallocated)";
     assert_eq!(state.warnings.iter().collect::<Vec<_>>(), [expected]);
     assert_eq!(state.service_counts.refused, BTreeMap::from([(Reason::Unallocated, 2)]));
@@ -109,16 +109,16 @@ fn an_update_has_the_result_of_a_full_run() {
     let fresh = || Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
     let first = objects(&["a", "b"]);
     let mut stages = fresh();
-    stages.run(&Arc::new(first.clone()), None);
+    stages.run(&Arc::new(first.clone()), None, Duration::ZERO);
     let steps = [("a", &[1, 2][..]), ("b", &[2, 3]), ("a", &[2]), ("a", &[]), ("c", &[4]), ("b", &[2, 3])];
     let mut now = with_slice(&first, "a", &[1]);
-    stages.run(&now, None);
+    stages.run(&now, None, Duration::ZERO);
     for (service, endpoints) in steps {
         now = with_slice(&now, service, endpoints);
         assert!(stages.last.is_some());
         let short = stages.renew(&now, None).expect("nothing but endpoints changed");
         stages.memory.objects = Arc::clone(&now);
-        assert_eq!(short, fresh().run(&now, None), "{service}: {endpoints:?}");
+        assert_eq!(short, fresh().run(&now, None, Duration::ZERO), "{service}: {endpoints:?}");
     }
     assert_eq!(stages.renew(&now, Some((1, SystemTime::UNIX_EPOCH))), None, "another agent wrote the state file");
     let mut fewer = Objects::clone(&now);
@@ -174,7 +174,7 @@ fn a_change_of_health_changes_only_the_services_that_probe_the_backend() {
     let fresh = || Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
     let mut stages = fresh();
     let now = with_probes(&[("a", &[1, 2]), ("b", &[1, 2]), ("c", &[2, 3])], &["a", "c"]);
-    let before = stages.run(&now, None);
+    let before = stages.run(&now, None, Duration::ZERO);
     assert_eq!(backends(&before), ["a=1 2", "b=1 2", "c=2 3"]);
     assert_eq!(stages.checkups(&node_name("n1")).all.len(), 3);
     assert_eq!(stages.checkups(&node_name("n2")), Checkups::default());
@@ -191,7 +191,7 @@ fn a_change_of_health_changes_only_the_services_that_probe_the_backend() {
         assert_eq!(backends(&short), expected, "{numbers:?}");
         let mut long = fresh();
         long.set_health(health);
-        assert_eq!(short, long.run(&now, None), "{numbers:?}");
+        assert_eq!(short, long.run(&now, None, Duration::ZERO), "{numbers:?}");
         let unprobed = |state: &ServingState| {
             let service = state.services.values().find(|service| service.owner.name() == "b");
             Arc::clone(&service.unwrap().backends)
@@ -210,20 +210,20 @@ fn ignored_probes_are_a_warning_until_one_backend_is_up_or_comes() {
         Memory::default(),
     );
     let now = with_probes(&[("a", &[1, 2])], &["a"]);
-    let plain = stages.run(&now, None).warnings;
+    let plain = stages.run(&now, None, Duration::ZERO).warnings;
     let ignored = "Service shop/a, port 80/TCP on 192.0.2.1: all 2 backends fail their health probes: they are served \
                    nevertheless";
     let both = down(&stages, &[1, 2]);
     stages.set_health(Arc::clone(&both));
-    let failing = stages.run(&now, None);
+    let failing = stages.run(&now, None, Duration::ZERO);
     assert_eq!(failing.warnings.difference(&plain).collect::<Vec<_>>(), [ignored]);
     stages.set_health(down(&stages, &[2]));
-    assert_eq!(stages.run(&now, None).warnings, plain);
+    assert_eq!(stages.run(&now, None, Duration::ZERO).warnings, plain);
     stages.set_health(both);
-    assert_eq!(stages.run(&now, None).warnings, failing.warnings);
-    let more = stages.run(&with_probes(&[("a", &[1, 2, 3])], &["a"]), None);
+    assert_eq!(stages.run(&now, None, Duration::ZERO).warnings, failing.warnings);
+    let more = stages.run(&with_probes(&[("a", &[1, 2, 3])], &["a"]), None, Duration::ZERO);
     assert_eq!((backends(&more), &more.warnings), (vec!["a=1!- 2!- 3".to_owned()], &plain));
-    let none = stages.run(&with_probes(&[("a", &[1, 2])], &[]), None);
+    let none = stages.run(&with_probes(&[("a", &[1, 2])], &[]), None, Duration::ZERO);
     assert_eq!((backends(&none), &none.warnings), (vec!["a=1 2".to_owned()], &plain));
     assert_eq!(stages.checkups(&node_name("n1")), Checkups::default());
 }
@@ -233,9 +233,9 @@ fn a_changed_service_gets_the_address_of_a_full_run_and_the_state_file_is_read_o
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
     let mut stages = Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
-    stages.run(&Arc::new(objects(&["a", "b"])), None);
+    stages.run(&Arc::new(objects(&["a", "b"])), None, Duration::ZERO);
     let mut seen = assignments::file_version(&path);
-    stages.run(&Arc::new(objects(&["a", "b"])), seen);
+    stages.run(&Arc::new(objects(&["a", "b"])), seen, Duration::ZERO);
     for (services, expected) in [
         (&["a", "b", "c"][..], ["a=192.0.2.1", "b=192.0.2.2", "c=192.0.2.3"].as_slice()),
         (&["b", "c"], &["b=192.0.2.2", "c=192.0.2.3"]),
@@ -260,8 +260,39 @@ fn a_changed_service_gets_the_address_of_a_full_run_and_the_state_file_is_read_o
     let model = Model::ingest(&now, &IngestOptions::default());
     let file = File { path: &path, memory: &mut stages.memory, objects: &now, model: &model };
     assert!(file.renew(Some(last.current)).is_err());
-    stages.run(&now, seen);
+    stages.run(&now, seen, Duration::ZERO);
     assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), ["b=192.0.2.1", "c=192.0.2.2"]);
+}
+
+#[test]
+fn an_edit_that_would_cost_its_service_an_address_waits_for_the_rest_of_the_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = AllocationSource::File(directory.path().join("assignments.yaml"));
+    let mut stages = Stages::new(IngestOptions::default(), source, Memory::default());
+    let with_ports = |ports: [u16; 2]| {
+        let mut objects = objects(&[]);
+        for (service, port) in ["a", "b"].into_iter().zip(ports) {
+            let annotations = serde_json::json!({"vipmux.io/sharing-key": "web"});
+            let spec = serde_json::json!({"type": "LoadBalancer", "ports": [{"port": port}]});
+            let service = (
+                service_name(service),
+                object(serde_json::json!({"metadata": {"annotations": annotations}, "spec": spec})),
+            );
+            objects.services.extend([service]);
+        }
+        Arc::new(objects)
+    };
+    let mut run = |ports, now| {
+        let state = stages.run(&with_ports(ports), None, Duration::from_millis(now));
+        let claims: Vec<_> = state.services.iter().map(|(claim, it)| format!("{} {claim}", it.owner.name())).collect();
+        (claims.join(", "), stages.next())
+    };
+    let first = "a port 80/TCP on 192.0.2.1, b port 81/TCP on 192.0.2.1";
+    assert_eq!(run([80, 81], 0), (first.to_owned(), None));
+    assert_eq!(run([80, 80], 100), (first.to_owned(), Some(Duration::from_millis(2_100))), "both are served as before");
+    assert_eq!(run([82, 80], 200), ("b port 80/TCP on 192.0.2.1, a port 82/TCP on 192.0.2.1".to_owned(), None));
+    run([82, 82], 300);
+    assert_eq!(run([82, 82], 2_300), ("a port 82/TCP on 192.0.2.1, b port 82/TCP on 192.0.2.2".to_owned(), None));
 }
 
 #[test]
@@ -273,10 +304,10 @@ fn after_a_full_run_unchanged_backends_are_the_same_object() {
         Memory::default(),
     );
     let now = with_slice(&objects(&["a"]), "a", &[1]);
-    let before = stages.run(&now, None);
+    let before = stages.run(&now, None, Duration::ZERO);
     let mut more = Objects::clone(&now);
     more.services.extend(objects(&["b"]).services);
-    let after = stages.run(&Arc::new(more), None);
+    let after = stages.run(&Arc::new(more), None, Duration::ZERO);
     assert_eq!((before.services.len(), after.services.len()), (1, 2));
     for (claim, service) in &before.services {
         assert!(Arc::ptr_eq(&service.backends, &after.services[claim].backends));
@@ -290,11 +321,15 @@ fn a_state_file_that_cannot_be_written_is_tried_again() {
     std::fs::write(&path, "damaged").unwrap();
     let mut stages = Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
     let now = Arc::new(objects(&["a"]));
-    assert_eq!(stages.run(&now, None).warnings.len(), 1);
+    assert_eq!(stages.run(&now, None, Duration::ZERO).warnings.len(), 1);
     std::fs::remove_file(&path).unwrap();
-    assert_eq!((stages.run(&now, None).warnings.len(), stages.is_kept()), (1, false), "not with every endpoint");
+    assert_eq!(
+        (stages.run(&now, None, Duration::ZERO).warnings.len(), stages.is_kept()),
+        (1, false),
+        "not with every endpoint"
+    );
     stages.write_again();
-    assert_eq!((stages.run(&now, None).warnings.len(), stages.is_kept()), (0, true));
+    assert_eq!((stages.run(&now, None, Duration::ZERO).warnings.len(), stages.is_kept()), (0, true));
     assert!(path.exists());
 }
 
@@ -305,7 +340,7 @@ fn after_a_pool_shrank_a_restart_moves_no_address_and_a_changed_request_does() {
     // Each run is an agent of its own, with nothing but the state file.
     let run = |objects: &Objects| {
         let mut stages = Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
-        let state = stages.run(&Arc::new(objects.clone()), None);
+        let state = stages.run(&Arc::new(objects.clone()), None, Duration::ZERO);
         (held(&stages.memory().holders), state)
     };
     let pool = |range: &str| object(serde_json::json!({"metadata": {"name": "lan"}, "spec": {"addresses": [range]}}));
@@ -343,19 +378,19 @@ fn each_vip_has_its_eligible_nodes() {
     for node in ["n1", "n2"] {
         objects.nodes.insert(node_name(node), object(serde_json::json!({})));
     }
-    let state = stages.run(&Arc::new(objects.clone()), None);
+    let state = stages.run(&Arc::new(objects.clone()), None, Duration::ZERO);
     let vip = vip4(1);
     assert_eq!(state.eligible_nodes[&vip].iter().count(), 2);
     let selector = serde_json::json!([{"matchLabels": {"kubernetes.io/hostname": "n2"}}]);
     let policy = serde_json::json!({"metadata": {"name": "p"}, "spec": {"nodeSelectors": selector}});
     objects.vip_policies.insert("p".to_owned(), object(policy));
-    let state = stages.run(&Arc::new(objects.clone()), None);
+    let state = stages.run(&Arc::new(objects.clone()), None, Duration::ZERO);
     assert_eq!(state.leaders[&vip], Some(node_name("n2")));
     assert_eq!(state.eligible_nodes[&vip].iter().count(), 1);
     objects
         .vip_policies
         .insert("p".to_owned(), object(serde_json::json!({"metadata": {"name": "p"}, "spec": {"pools": ["none"]}})));
-    let state = stages.run(&Arc::new(objects), None);
+    let state = stages.run(&Arc::new(objects), None, Duration::ZERO);
     assert_eq!(state.leaders[&vip], None);
     let expected = "Service shop/a: 192.0.2.1 is announced by nobody";
     assert!(state.warnings.iter().any(|warning| warning.starts_with(expected)), "{:?}", state.warnings);

@@ -148,6 +148,37 @@ async fn a_file_that_is_written_in_pieces_is_read_whole() {
     assert_eq!(followed.until_ports(Some(5), Some(6)).await.problems, []);
 }
 
+/// As a shell's redirection does it, and some editors.
+#[tokio::test]
+async fn a_file_that_is_written_anew_in_place_takes_nothing_away_meanwhile() {
+    let both = |port| format!("{}---\n{}", service("a", port), service("b", port));
+    for cut in [String::new(), service("a", 1)] {
+        let mut followed = Followed::with(&[("ab.yaml", both(1))]);
+        followed.until_ports(Some(1), Some(1)).await;
+        for port in 2..5_u16 {
+            followed.write("ab.yaml", &cut);
+            scanned(&followed).await;
+            assert_eq!(port_of(&followed.objects.borrow(), "b"), Some(i32::from(port) - 1));
+            followed.write("ab.yaml", &both(port));
+            followed.until_ports(Some(port.into()), Some(port.into())).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_file_loses_for_good_is_withdrawn() {
+    let mut followed = Followed::with(&[("ab.yaml", format!("{}---\n{}", service("a", 1), service("b", 1)))]);
+    followed.write("ab.yaml", &service("a", 1));
+    followed.until_ports(Some(1), None).await;
+    followed.write("ab.yaml", "");
+    followed.until_ports(None, None).await;
+    // A file that is renamed into place is complete.
+    followed.put("ab.yaml", &format!("{}---\n{}", service("a", 1), service("b", 1)));
+    followed.until_ports(Some(1), Some(1)).await;
+    followed.put("ab.yaml", &service("b", 1));
+    followed.until_ports(None, Some(1)).await;
+}
+
 #[tokio::test]
 async fn directories_below_come_and_go() {
     let mut followed = Followed::with(&[]);
