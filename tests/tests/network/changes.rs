@@ -51,18 +51,24 @@ fn two_services_that_exchange_their_ports_in_two_files_stay_on_their_address() -
         let service = Service { address: None, ..Service::sharing(name, port, "TCP", target) };
         Ok(service.with([cluster.endpoint(pod)?]))
     };
-    let ask = |port, name| cluster.await_service(Request::new(Kind::Http, VIP, port), name);
+    let ask = |port, pod: &str| {
+        wait::until(&format!("port {port} leads to {pod}"), PATIENCE, || {
+            let answer = cluster.ask(Request::new(Kind::Http, VIP, port), SHORT_TIMEOUT)?;
+            ensure!(answer.pod == pod, "{answer}");
+            Ok(())
+        })
+    };
     cluster.manifests.write_service(&service("ops/metrics", 9100, 9100, "metrics-1")?)?;
     cluster.manifests.write_service(&service("ops/admin", 9200, 9200, "admin-2")?)?;
-    ask(9100, "ops/metrics")?;
-    ask(9200, "ops/admin")?;
+    ask(9100, "metrics-1")?;
+    ask(9200, "admin-2")?;
     for (metrics, admin) in [(9200, 9100), (9100, 9200)] {
         cluster.manifests.write_service(&service("ops/metrics", metrics, 9100, "metrics-1")?)?;
         // The agents read the file at once. Without the pause, they may see both changes together.
         thread::sleep(SILENCE);
         cluster.manifests.write_service(&service("ops/admin", admin, 9200, "admin-2")?)?;
-        ask(metrics, "ops/metrics")?;
-        ask(admin, "ops/admin")?;
+        ask(metrics, "metrics-1")?;
+        ask(admin, "admin-2")?;
     }
     Ok(())
 }
