@@ -303,12 +303,14 @@ impl VipState {
     ///
     /// Returns whether that leader is rid of it. It is also rid of it where this node leads since
     /// an earlier message, and may be transferring the VIP itself. The same holds where another
-    /// node has led it since.
+    /// node has led it since. But this node may have given up a leadership with that epoch that it had not
+    /// written, because the old leader went on.
     fn accept(&mut self, epoch: u64, from: &NodeName, can: bool, cx: &mut Context<'_>) -> bool {
         if let Some(own) = &self.own {
             return epoch <= own.epoch;
         }
-        if epoch <= self.epoch() {
+        let leads = cx.index.claim(cx.vip).is_some_and(|(node, claim)| node == from && claim.epoch + 1 == epoch);
+        if epoch <= self.epoch() && !leads {
             return true;
         }
         // After it was declined, the old leader leads again. A message from before must not be

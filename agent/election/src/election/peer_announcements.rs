@@ -33,8 +33,9 @@ use vipmux_model::{NodeName, Vip};
 
 /// The time after the last forged announcement for which announcements do not silence the VIP.
 const ASSURED: Duration = Duration::from_mins(1);
-/// The pause after a peer announced a VIP, if this node has led it for less than that.
-const RETAKE: Duration = Duration::from_secs(1);
+/// The pause after a peer announced a VIP, if this node has led it for less than that. A read of the Lease
+/// follows. Both take less than a second.
+const RETAKE: Duration = Duration::from_millis(900);
 /// The time after which a peer that has not answered is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(30);
 /// The time from one look at the Leases to the next while a VIP is assured.

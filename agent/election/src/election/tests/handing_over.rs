@@ -198,6 +198,21 @@ fn what_is_handed_over_is_taken_by_who_can() {
     assert_eq!(Bench::following().give(take(past_all)).said(), [format!("b: declined {past_all}")]);
 }
 
+/// The old leader went on, since it heard nothing, and transfers the VIP again.
+#[test]
+fn an_epoch_of_this_nodes_own_that_it_gave_up_unwritten_is_taken_again() {
+    let mut bench = Bench::following();
+    bench.give(told("b", TransferStep::Take, 5));
+    assert_eq!(bench.role(), Role::Leading);
+    let now = bench.now;
+    bench.election.give_up(vip4(1), Lost::Taken(node_name("b")), now);
+    bench.later(ms(10)).give(Input::Peers).said();
+    assert_eq!(
+        bench.give(told("b", TransferStep::Take, 5)).said(),
+        ["claim 5", "lead 5: b handed it over", "b: taken 5"]
+    );
+}
+
 #[test]
 fn a_transfer_is_written_down_at_once_whatever_this_node_waited_for() {
     let mut bench = Bench::following();
