@@ -13,7 +13,7 @@ use self::{group_agreement::WaitingGroups, pools::PoolRules};
 use crate::{
     allocation_state::AllocationState,
     occupancy::{Clash, Occupant, Occupants},
-    previous::{PreviousAssignment, PreviousAssignments, RequestSnapshot},
+    previous::{PreviousAssignment, PreviousAssignments, RequestSnapshot, judged_request},
 };
 use vipmux_model::{
     Model, PortClaim, ServiceName, Vip,
@@ -93,7 +93,8 @@ impl<'a> AllocationRun<'a> {
         };
         let free: BTreeSet<Vip> = shown.into_iter().filter(free).collect();
         if !free.is_empty() {
-            self.give(&service.name, RequestSnapshot::of(service), free);
+            let spill = judged_request(&service.name, self.model).is_some_and(|judged| judged.spill);
+            self.give(&service.name, RequestSnapshot { spill, ..RequestSnapshot::of(service) }, free);
         }
         lost
     }
@@ -127,14 +128,17 @@ impl<'a> AllocationRun<'a> {
         let both = self.completed(service);
         if self.is_placed(service) {
             if let Some(both) = both.filter(|both| self.is_within_limits(both, service).is_ok()) {
-                self.place_at(service, both);
+                self.place_at(service, both, false);
             }
             return;
         }
         let agrees = waiting.check(service, &self.state.occupancy).and_then(|()| self.all_named(service));
         let own = agrees.and_then(|()| self.own(both, service));
         match own.and_then(|own| self.is_within_limits(&own, service).map(|()| own)) {
-            Ok(own) => self.place_at(service, own),
+            Ok(own) => {
+                let spill = self.spills(service, &own);
+                self.place_at(service, own, spill);
+            }
             Err(refusal) => drop(self.state.refused.insert(service.name.clone(), refusal)),
         }
     }
@@ -153,10 +157,11 @@ impl<'a> AllocationRun<'a> {
         (suffices && held.iter().all(|vip| self.fits(*vip, service).is_ok())).then(|| held.clone())
     }
 
-    /// Gives the Service these addresses of its own, and the additional ones that it asks for.
-    fn place_at(&mut self, service: &Service, own: BTreeSet<Vip>) {
+    /// Gives the Service these addresses of its own, and the additional ones that it asks for. If it
+    /// has some of them already, `spill` remains as it is.
+    fn place_at(&mut self, service: &Service, own: BTreeSet<Vip>, spill: bool) {
         let addresses = own.into_iter().chain(service.request.additional.iter().copied()).collect();
-        self.give(&service.name, RequestSnapshot::of(service), addresses);
+        self.give(&service.name, RequestSnapshot { spill, ..RequestSnapshot::of(service) }, addresses);
     }
 
     fn give(&mut self, name: &ServiceName, snapshot: RequestSnapshot, addresses: BTreeSet<Vip>) {
@@ -215,7 +220,7 @@ fn reserved(vip: Vip, what: &str) -> Refusal {
 }
 
 /// Returns the refusal by rule 1.
-pub(super) fn conflict(vip: Vip, service: &Service, clash: Clash<'_>) -> Refusal {
+fn conflict(vip: Vip, service: &Service, clash: Clash<'_>) -> Refusal {
     match clash {
         Clash::Port(port, holder) => {
             let claim = PortClaim { vip, protocol: port.protocol, port: port.number };

@@ -3,13 +3,11 @@
 //! Everything follows from the result alone, not from how it came about. So another run returns the
 //! same.
 
-use std::iter;
-
 use crate::{
     allocation::Assignment,
-    allocation_run::{AllocationRun, conflict, group_agreement::differing_holder},
+    allocation_run::{AllocationRun, group_agreement::differing_holder},
     allocation_state::PlacedService,
-    occupancy::{GroupPart, Occupants},
+    occupancy::Occupants,
 };
 use vipmux_model::{Model, Vip, reason::Reason, service::Service};
 
@@ -96,23 +94,8 @@ fn others(occupants: &Occupants, service: &Service) -> String {
     }
 }
 
-/// Returns the reason why the Service is not on lower addresses of its group (rule 8).
+/// Returns the warning about a clash that gave the group another address (rule 8).
 fn split_group(run: &AllocationRun<'_>, service: &Service, given: &PlacedService) -> Option<String> {
-    if !service.request.addresses.is_empty() {
-        return None;
-    }
-    let occupancy = &run.state.occupancy;
-    // Most Services with two addresses that do not fit clash on lower pairs.
-    let pair = given.own().next().filter(|_| given.own().count() > 1).map(|v4| (GroupPart::Pairs, v4));
-    let each = given.own().map(|own| (GroupPart::Family(own.family()), own));
-    pair.into_iter().chain(each).find_map(|(part, own)| {
-        let lower = occupancy.group(part, service).map(|(vip, _)| vip).take_while(|vip| *vip < own);
-        let partners = |vip| occupancy.partners(vip).filter(|_| part == GroupPart::Pairs);
-        lower.flat_map(|vip| iter::once(vip).chain(partners(vip))).find_map(|vip| {
-            let occupants = occupancy.on(vip)?;
-            let clash = occupants.clash(service)?;
-            let of_the_group = run.mismatch(vip, occupants, service).is_none();
-            of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, service, clash).message))
-        })
-    })
+    let clash = given.occupant.snapshot.spill.then(|| run.group_clash(service, &given.own().collect(), false))??;
+    Some(format!("{}, so the group has another address", clash.message))
 }

@@ -42,6 +42,8 @@ pub struct RequestSnapshot {
     pub alike: GroupSettings,
     /// The label of its addresses.
     pub label: Option<String>,
+    /// Whether it clashed within its group when it got its address (rule 8).
+    pub spill: bool,
 }
 
 /// Settings that all members of a sharing group must agree on, by annotation or field.
@@ -58,6 +60,7 @@ impl RequestSnapshot {
             additional: request.additional.clone(),
             alike: Self::group_settings(request),
             label: request.label.clone(),
+            spill: false,
         }
     }
 

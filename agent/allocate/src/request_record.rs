@@ -7,8 +7,8 @@
 //! 1 key=vipmux:web:* pool=lan ports=80/TCP,443/TCP
 //! ```
 //!
-//! The first word is the version. Further fields are `by-address`, `additional`, `alike` and `label`, as in
-//! `assignments.yaml`. A field that does not apply is left out. If the text would be too long, the longest values
+//! The first word is the version. Further fields are `by-address`, `additional`, `alike`, `label` and `spill`, as
+//! in `assignments.yaml`. A field that does not apply is left out. If the text would be too long, the longest values
 //! become digests: `#` and 16 hexadecimal digits of their SHA-256.
 
 use std::{
@@ -28,8 +28,8 @@ use vipmux_model::{
 
 /// The version of the format.
 const VERSION: &str = "1";
-/// The most bytes of the text. Six digests and `by-address` fit.
-pub(crate) const MOST_BYTES: usize = 170;
+/// The most bytes of the text. Six digests, `by-address` and `spill` fit.
+pub(crate) const MOST_BYTES: usize = 180;
 const DIGEST_BYTES: usize = 17;
 /// The first character of a digest. In values it is encoded.
 const DIGEST: char = '#';
@@ -80,6 +80,7 @@ pub(crate) fn decode(text: &str, now: Option<&RequestSnapshot>) -> Option<Reques
             "alike" if is_unknown => request.alike = [(value.to_owned(), String::new())].into(),
             "alike" => request.alike = settings(value)?,
             "label" => request.label = Some(decoded(value)?),
+            "spill" => request.spill = value.parse().ok()?,
             _ => return None,
         }
     }
@@ -89,7 +90,7 @@ pub(crate) fn decode(text: &str, now: Option<&RequestSnapshot>) -> Option<Reques
 
 /// Returns the fields that apply.
 fn fields(request: &RequestSnapshot) -> BTreeMap<&'static str, String> {
-    let RequestSnapshot { ports, sharing, pool, additional, alike, label } = request;
+    let RequestSnapshot { ports, sharing, pool, additional, alike, label, spill } = request;
     let joined = |values: Vec<String>| (!values.is_empty()).then(|| values.join(","));
     let key = sharing.key.as_ref().map(|SharingKey { dialect, key, scope }| {
         let scope = match scope {
@@ -107,6 +108,7 @@ fn fields(request: &RequestSnapshot) -> BTreeMap<&'static str, String> {
         ("additional", joined(additional.iter().map(ToString::to_string).collect())),
         ("alike", joined(alike.iter().map(|(what, value)| format!("{}:{}", encoded(what), encoded(value))).collect())),
         ("label", label.as_deref().map(encoded)),
+        ("spill", spill.then(|| spill.to_string())),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))

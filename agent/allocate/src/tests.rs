@@ -273,6 +273,43 @@ fn rule_8_a_clash_spills_within_the_group_and_is_reported() {
     assert_eq!(cluster.warnings("shop/d"), Vec::<String>::new());
 }
 
+/// The address that it gets may be lower than the group's.
+#[test]
+fn rule_8_the_warning_of_a_clash_is_for_the_service_that_came_to_it() {
+    let twelve = ("vipmux.io/addresses", "192.0.2.12");
+    let held = lan().service("shop/gate", &["70/TCP"], &[WEB, twelve]).service("shop/m", &["80/TCP"], &[WEB]);
+    let held = held.assigned();
+    let warning = |holder| [format!("port 80/TCP on {holder}, so the group has another address")];
+    // By name, `a` is older.
+    let late = held.clone().service("shop/a", &["80/TCP"], &[WEB]).assigned();
+    assert_eq!(late.outcome(), "shop/a=10 shop/gate=12 shop/m=12");
+    let restarted = Cluster { previous: PreviousAssignments::new(), ..late.clone().published() }.restarted();
+    for cluster in [&late, &restarted] {
+        assert_eq!(cluster.warnings("shop/m"), [""; 0]);
+        assert_eq!(cluster.warnings("shop/a"), warning("192.0.2.12 is held by shop/m"));
+    }
+    let edited = held.service("shop/a", &["81/TCP"], &[WEB]).assigned();
+    assert_eq!(edited.outcome(), "shop/a=12 shop/gate=12 shop/m=12");
+    let edited = edited.service("shop/m", &["81/TCP"], &[WEB]).assigned().service("shop/m", &["80/TCP"], &[WEB]);
+    assert_eq!(edited.outcome(), "shop/a=12 shop/gate=12 shop/m=10");
+    assert_eq!(edited.warnings("shop/m"), [""; 0], "it does not clash any more");
+    let keyed = lan().service("shop/m", &["80/TCP"], &[]).service("shop/z", &["80/TCP"], &[WEB]).assigned();
+    let keyed = keyed.service("shop/m", &["80/TCP"], &[WEB]).assigned();
+    assert_eq!(keyed.outcome(), "shop/m=10 shop/z=11");
+    assert_eq!(keyed.warnings("shop/z"), [""; 0]);
+    assert_eq!(keyed.warnings("shop/m"), warning("192.0.2.11 is held by shop/z"));
+}
+
+#[test]
+fn rule_8_an_address_of_another_pool_than_the_named_one_is_no_clash() {
+    const ANNEX: (&str, &str) = ("vipmux.io/pool", "annex");
+    let annex = serde_json::json!({"addresses": ["192.0.2.50-192.0.2.59"], "autoAssign": false});
+    let cluster = lan().pool("annex", &annex).service("shop/a", &["80/TCP"], &[WEB]);
+    let cluster = cluster.service("shop/b", &["81/TCP"], &[WEB, ANNEX]).service("shop/c", &["80/TCP"], &[WEB, ANNEX]);
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=50 shop/c=50");
+    assert_eq!(cluster.warnings("shop/c"), [""; 0]);
+}
+
 #[test]
 fn rule_8_a_pool_can_let_the_loser_wait() {
     let cluster = lan().service("shop/a", &["80/TCP"], &[WEB]).service("shop/b", &["80/TCP"], &[WEB]);

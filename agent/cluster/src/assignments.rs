@@ -21,6 +21,7 @@
 //!     additional: ["2001:db8::10"] # the addresses that it asks for beside its own
 //!     alike: {aviinfrasetting.ako.vmware.com/name: gold} # settings that its group must agree on
 //!     label: shop                # the label of its addresses
+//!     spill: true                # whether it clashed within its group, and got another address
 //! ```
 //!
 //! To move a Service by hand, stop the agents, change its `addresses` and start them again. The
@@ -33,6 +34,7 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, Read},
+    ops,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread::sleep,
@@ -141,25 +143,28 @@ struct AssignmentEntry {
     alike: GroupSettings,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     label: Option<String>,
+    #[serde(default, skip_serializing_if = "ops::Not::not")]
+    spill: bool,
 }
 
 impl AssignmentEntry {
     fn of(held: &PreviousAssignment) -> Self {
         let snapshot = held.snapshot.clone();
         let ports = snapshot.as_ref().map(|snapshot| snapshot.ports.clone());
-        let RequestSnapshot { sharing: Sharing { key, by_address }, pool, additional, alike, label, .. } =
+        let RequestSnapshot { sharing: Sharing { key, by_address }, pool, additional, alike, label, spill, .. } =
             snapshot.unwrap_or_default();
         let by_address = Some(by_address).filter(|found| ports.is_some() && *found != by_address_with(key.as_ref()));
-        Self { addresses: held.addresses.clone(), ports, sharing: key, by_address, pool, additional, alike, label }
+        let addresses = held.addresses.clone();
+        Self { addresses, ports, sharing: key, by_address, pool, additional, alike, label, spill }
     }
 
     fn held(self) -> PreviousAssignment {
-        let Self { addresses, ports, sharing: key, by_address, pool, additional, alike, label } = self;
+        let Self { addresses, ports, sharing: key, by_address, pool, additional, alike, label, spill } = self;
         let by_address = by_address.unwrap_or_else(|| by_address_with(key.as_ref()));
         let sharing = Sharing { key, by_address };
         PreviousAssignment {
             addresses,
-            snapshot: ports.map(|ports| RequestSnapshot { ports, sharing, pool, additional, alike, label }),
+            snapshot: ports.map(|ports| RequestSnapshot { ports, sharing, pool, additional, alike, label, spill }),
         }
     }
 }

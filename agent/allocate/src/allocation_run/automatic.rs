@@ -1,7 +1,7 @@
 //! Finds addresses for Services that name none: those of their group, else free ones (rule 6), of
 //! one family or of both (rule 10).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, iter};
 
 use super::{AllocationRun, conflict, exhaustion, pools::FreeAddresses};
 use crate::occupancy::{GroupPart, Occupants};
@@ -147,6 +147,31 @@ impl<'a> AllocationRun<'a> {
     pub(super) fn must_wait(&self, service: &Service, (vip, _): &GroupClash) -> bool {
         service.request.never_spills
             || self.pools.pool_of(*vip).is_some_and(|pool| pool.on_conflict == OnConflict::Pending)
+    }
+
+    /// Whether a clash within its group keeps the Service, which is about to get these addresses, from
+    /// lower ones of the group; or from all, if these are not the group's.
+    pub(super) fn spills(&self, service: &Service, own: &BTreeSet<Vip>) -> bool {
+        let joins = own.iter().all(|vip| self.state.occupancy.on(*vip).is_some());
+        service.request.addresses.is_empty() && self.group_clash(service, own, joins).is_some()
+    }
+
+    /// Returns the first clash on an address of the group that is not among these; if `lower`, that
+    /// is below them, too.
+    pub(crate) fn group_clash(&self, service: &Service, own: &BTreeSet<Vip>, lower: bool) -> Option<Refusal> {
+        let occupancy = &self.state.occupancy;
+        // Most Services with two addresses that do not fit clash on other pairs.
+        let pair = own.first().filter(|_| own.len() > 1).map(|v4| (GroupPart::Pairs, *v4));
+        let each = own.iter().map(|vip| (GroupPart::Family(vip.family()), *vip));
+        pair.into_iter().chain(each).find_map(|(part, one)| {
+            let group = occupancy.group(part, service).map(|(vip, _)| vip).take_while(|vip| !lower || *vip < one);
+            let partners = |vip| occupancy.partners(vip).filter(|_| part == GroupPart::Pairs);
+            let both = group.filter(|vip| *vip != one).flat_map(|vip| iter::once(vip).chain(partners(vip)));
+            both.filter(|vip| !own.contains(vip)).find_map(|vip| {
+                let (_, refusal) = clash(vip, occupancy.on(vip)?, service)?;
+                self.may_join(vip, occupancy.on(vip)?, service).then_some(refusal)
+            })
+        })
     }
 
     /// Returns the lowest address of the group on which the Service fits; else the first clash, if

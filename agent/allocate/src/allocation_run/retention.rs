@@ -83,7 +83,8 @@ impl<'a> AllocationRun<'a> {
         match self.join_group(service) {
             Ok(own) if self.is_within_limits(&own, service).is_err() => false,
             Ok(own) => {
-                self.place_at(service, own);
+                let spill = self.spills(service, &own);
+                self.place_at(service, own, spill);
                 true
             }
             Err(clash) => clash.is_some_and(|clash| self.must_wait(service, &clash)),
@@ -109,7 +110,7 @@ impl<'a> AllocationRun<'a> {
     fn keep_named(&mut self, service: &Service, held: &PreviousAssignment, change: HolderChange) {
         let wanted = &service.request.addresses | &service.request.additional;
         if wanted == held.addresses && wanted.iter().all(|vip| self.may_stay(*vip, service, change)) {
-            self.place_at(service, service.request.addresses.clone());
+            self.place_at(service, service.request.addresses.clone(), false);
         }
     }
 
@@ -129,7 +130,10 @@ impl<'a> AllocationRun<'a> {
             return;
         }
         if has_additional && (kept.len() > 1 || service.families != Families::RequireDual) {
-            self.place_at(service, kept);
+            // It brings its address into a new group.
+            let same_group = snapshot.filter(|snapshot| !snapshot.is_of_another_group_than(service));
+            let spill = same_group.map_or_else(|| self.spills(service, &kept), |snapshot| snapshot.spill);
+            self.place_at(service, kept, spill);
         } else {
             self.holding.insert(&service.name, kept);
         }

@@ -32,16 +32,16 @@ fn request(most: usize) -> impl Strategy<Value = RequestSnapshot> {
     let additional = collection::btree_set(select(vec!["192.0.2.1", "2001:db8::1"]), 0..3);
     let additional = additional.prop_map(|all| all.into_iter().map(vip).collect());
     let alike = collection::btree_map(word(), word(), 0..3);
-    (ports, option::of(key()), by_address, option::of(word()), additional, alike, option::of(word())).prop_map(
-        |(ports, key, by_address, pool, additional, alike, label)| RequestSnapshot {
+    (ports, option::of(key()), by_address, option::of(word()), additional, alike, option::of(word()), any::<bool>())
+        .prop_map(|(ports, key, by_address, pool, additional, alike, label, spill)| RequestSnapshot {
             ports,
             sharing: Sharing { key, by_address },
             pool,
             additional,
             alike,
             label,
-        },
-    )
+            spill,
+        })
 }
 
 #[test]

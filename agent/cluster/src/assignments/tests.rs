@@ -38,6 +38,7 @@ fn written_assignments_are_read_again() {
         additional: [vip("192.0.2.7")].into(),
         alike: [("spec.loadBalancerIP".to_owned(), "192.0.2.6".to_owned())].into(),
         label: Some("shop".to_owned()),
+        spill: true,
         ..holding(6, None).snapshot.unwrap()
     };
     let holders: PreviousAssignments = [
