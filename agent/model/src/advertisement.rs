@@ -164,6 +164,11 @@ impl Advertisements {
         made
     }
 
+    /// Whether there are L2Advertisements or VipPolicies, and none covers the pool with this index.
+    pub(super) fn leave_out(&self, pool: usize) -> bool {
+        self.pools.get(pool).is_some_and(|eligible| eligible.by.is_empty()) && !self.elsewhere.by.is_empty()
+    }
+
     /// Returns the nodes that may lead the addresses of the pool with this index; `None`: addresses
     /// in no pool.
     pub fn of(&self, pool: Option<usize>) -> &Arc<EligibleNodes> {

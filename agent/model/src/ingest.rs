@@ -158,20 +158,25 @@ impl Model {
         self.advertisements.of(self.pool_of(vip))
     }
 
-    /// Returns why nobody may announce the address although there are nodes that could.
+    /// Returns why nobody may announce the address, whatever nodes there are, or although there are
+    /// nodes that could.
     pub fn silence(&self, vip: Vip) -> Option<String> {
         let index = self.pool_of(vip);
+        if let Some(index) = index.filter(|index| self.advertisements.leave_out(*index)) {
+            return self.pools.get(index).map(not_covered);
+        }
         let eligible_nodes = self.advertisements.of(index);
         let mut nodes = eligible_nodes.iter().filter_map(|(name, _)| self.nodes.get(name));
         // A network that is down on all nodes is reported separately, once.
         if self.nodes.values().all(|node| node.network_unavailable) || nodes.any(|node| !node.network_unavailable) {
             return None;
         }
-        match eligible_nodes.selected_by() {
-            None => self.pools.get(index?).map(not_covered),
-            Some(by) if eligible_nodes.iter().next().is_none() => Some(format!("{by} selects no Node")),
-            Some(by) => Some(format!("the network of all nodes that {by} selects is unavailable")),
-        }
+        let by = eligible_nodes.selected_by()?;
+        Some(if eligible_nodes.iter().next().is_none() {
+            format!("{by} selects no Node")
+        } else {
+            format!("the network of all nodes that {by} selects is unavailable")
+        })
     }
 
     /// Returns a description of the address if it is assigned to nobody (rule 14).

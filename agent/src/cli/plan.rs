@@ -24,8 +24,8 @@ use vipmux_model::{ServiceName, tag::ServiceTag};
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 if all Services get what they ask for, 2 if some do not or would lose an address that\n\
-                  their statuses show, 1 if the input cannot be used.\n\
+    after_help = "Exit status: 0 if all Services get what they ask for, 2 if some do not, would lose an address that their\n\
+                  statuses show, or have one that nobody may announce, 1 if the input cannot be used.\n\
                   With --before: 0 if nothing that is served is disturbed, 2 if a Service loses an address or port on \
                   which it is served or a VIP loses its leader, 1 if the input cannot be used."
 )]
@@ -95,8 +95,10 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let held = dry_run::holders(args.state.as_deref())?;
     let (usable, as_requested, written) = if args.before.is_empty() {
         let plan = ManifestAllocation::read(&args.paths, &held, &args.service_tags)?;
-        let written = print(&plan.report(&plan.lost), args.output, &mut io::stdout().lock());
-        (plan.is_usable(), plan.allocation.is_complete() && plan.lost.is_empty(), written)
+        let report = plan.report(&plan.lost);
+        let written = print(&report, args.output, &mut io::stdout().lock());
+        let as_requested = plan.allocation.is_complete() && plan.lost.is_empty() && report.is_announced();
+        (plan.is_usable(), as_requested, written)
     } else {
         let before = ManifestAllocation::read(&args.before, &held, &args.service_tags)?;
         let after = ManifestAllocation::read(&args.paths, &before.allocation.as_previous(), &args.service_tags)?;

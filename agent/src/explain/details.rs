@@ -338,8 +338,9 @@ impl PipelineResults<'_> {
             weight => format!("{node} (weight {weight})"),
         };
         let why = match (eligible.as_slice(), model.nodes.len()) {
-            ([], 0) => "there are no Nodes".to_owned(),
-            ([], _) => model.silence(vip).unwrap_or_else(|| "no Node's network is available".to_owned()),
+            ([], nodes) => model.silence(vip).unwrap_or_else(|| {
+                if nodes == 0 { "there are no Nodes" } else { "no Node's network is available" }.to_owned()
+            }),
             ([_], _) => "the only node that may lead it".to_owned(),
             (several, _) => {
                 format!("chosen by hash among {}", several.iter().map(names).collect::<Vec<_>>().join(", "))

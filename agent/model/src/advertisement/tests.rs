@@ -215,6 +215,9 @@ fn the_reason_that_nobody_announces_an_address_is_noted() {
     assert_eq!(silence(&down).unwrap(), "the network of all nodes that VipPolicy p selects is unavailable");
     down.nodes.clear();
     assert_eq!(silence(&down), None, "the missing nodes are noted once");
+    let mut without_nodes = covered;
+    without_nodes.nodes.clear();
+    assert!(silence(&without_nodes).is_some(), "no node could announce it");
 }
 
 #[test]

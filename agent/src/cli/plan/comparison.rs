@@ -199,7 +199,11 @@ impl<'a> Comparison<'a> {
             let change = match (row.before, row.after) {
                 (None, _) => "comes",
                 (_, None) => "goes",
-                (Some(before), Some(after)) if before.leader != after.leader => "leader",
+                (Some(before), Some(after))
+                    if (&before.leader, before.unannounced) != (&after.leader, after.unannounced) =>
+                {
+                    "leader"
+                }
                 _ => "services",
             };
             let leader = |row: &VipRow| row.leader.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
@@ -328,8 +332,8 @@ fn lost_claims(held: &Allocation, given: &Allocation) -> Vec<Disturbance> {
 /// Returns the port claims that their owners lose, and the addresses that lose their leader.
 fn disturbances(held: &Allocation, given: &Allocation, vips: &[VipChange<'_>]) -> Vec<Disturbance> {
     let leaderless = vips.iter().filter(|row| {
-        let led = |row: Option<&VipRow>| row.map(|row| row.leader.is_some());
-        (led(row.before), led(row.after)) == (Some(true), Some(false))
+        let (Some(before), Some(after)) = (row.before, row.after) else { return false };
+        before.leader.is_some() && after.leader.is_none() || after.unannounced && !before.unannounced
     });
     let leaderless = leaderless.map(|row| Disturbance { address: row.address, service: None, ports: Vec::new() });
     let mut all: Vec<_> = lost_claims(held, given).into_iter().chain(leaderless).collect();

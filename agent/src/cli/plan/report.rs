@@ -41,9 +41,9 @@ pub(super) struct PlanReport<'a> {
     pub(super) notes: &'a [Note],
     /// Documents that cannot be used.
     pub(super) problems: &'a [Problem],
-    /// The number of Nodes.
+    /// The reason why no Node can lead anything, whatever the policies say.
     #[serde(skip)]
-    nodes: usize,
+    no_leader: Option<&'static str>,
     /// The input has nothing that vipmux reads.
     #[serde(skip)]
     empty: bool,
@@ -118,6 +118,9 @@ pub(super) struct VipRow {
     /// Its DNS label.
     #[serde(skip_serializing_if = "Option::is_none")]
     label: Option<String>,
+    /// Whether nobody may announce it. Without Nodes, only the policies count.
+    #[serde(skip)]
+    pub(super) unannounced: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -151,11 +154,15 @@ impl<'a> PlanReport<'a> {
         }
         let used = |pool: &Pool, family| used.get(&(pool.name.as_str(), family)).copied().unwrap_or(0);
         let labels = allocation.labels();
-        let vip_row = |(address, names): (&Vip, &BTreeSet<&ServiceName>)| VipRow {
-            address: *address,
-            services: names.iter().map(ToString::to_string).collect(),
-            leader: leaders.get(address).cloned().flatten(),
-            label: labels.get(address).map(|label| (*label).to_owned()),
+        let vip_row = |(address, names): (&Vip, &BTreeSet<&ServiceName>)| {
+            let leader = leaders.get(address).cloned().flatten();
+            VipRow {
+                address: *address,
+                services: names.iter().map(ToString::to_string).collect(),
+                unannounced: leader.is_none() && (!model.nodes.is_empty() || model.silence(*address).is_some()),
+                leader,
+                label: labels.get(address).map(|label| (*label).to_owned()),
+            }
         };
         let pools = model.pools.iter().map(|pool| PoolRow {
             name: &pool.name,
@@ -176,9 +183,18 @@ impl<'a> PlanReport<'a> {
             pools: pools.collect(),
             notes: &model.notes,
             problems: &objects.problems,
-            nodes: model.nodes.len(),
+            no_leader: match model.nodes.values().all(|node| node.network_unavailable) {
+                true if model.nodes.is_empty() => Some("there are no Nodes in the input"),
+                true => Some("no Node's network is available"),
+                false => None,
+            },
             empty: *objects == Objects::default(),
         }
+    }
+
+    /// Whether each address could be announced, as far as the input says.
+    pub(super) fn is_announced(&self) -> bool {
+        self.vips.iter().all(|row| !row.unannounced)
     }
 
     fn service_table(&self) -> Table {
@@ -239,9 +255,7 @@ impl PlanOutput for PlanReport<'_> {
         for (reason, remedy) in refused.iter().filter_map(|reason| Some((reason, reason.remedy()?))) {
             writeln!(err, "remedy: {reason}: {remedy}")?;
         }
-        if !self.vips.is_empty() && self.vips.iter().all(|row| row.leader.is_none()) {
-            let why =
-                if self.nodes == 0 { "there are no Nodes in the input" } else { "no Node's network is available" };
+        if let Some(why) = self.no_leader.filter(|_| !self.vips.is_empty()) {
             writeln!(err, "warning: nobody would lead: {why}")?;
         }
         if self.empty {
