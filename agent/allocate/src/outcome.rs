@@ -71,9 +71,7 @@ fn adrift(model: &Model, service: &Service, vip: Vip) -> Option<String> {
             (format!("{vip} is in no pool, since there is none"), "create a pool that has it")
         }
         (Ok(_), None) => (format!("{vip} is in no pool any more"), "put it into a pool again"),
-        (Ok(Some(pool)), Some(_)) => {
-            (format!("{vip} is not in pool {} any more", pool.name), "put it into that pool again")
-        }
+        (Ok(Some(pool)), Some(_)) => (format!("{vip} is not in pool {}", pool.name), "put it into that pool"),
         (Err(missing), _) => (missing, "give a pool that name or alias"),
     };
     Some(format!(

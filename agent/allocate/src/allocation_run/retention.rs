@@ -7,6 +7,7 @@ use super::{AllocationRun, group_agreement::differing_holder};
 use crate::previous::{PreviousAssignment, PreviousAssignments, RequestSnapshot};
 use vipmux_model::{
     Vip,
+    pool::Pool,
     service::{Families, Service},
 };
 
@@ -109,7 +110,9 @@ impl<'a> AllocationRun<'a> {
     /// Keeps the addresses of a Service that names exactly the addresses that it holds.
     fn keep_named(&mut self, service: &Service, held: &PreviousAssignment, change: HolderChange) {
         let wanted = &service.request.addresses | &service.request.additional;
-        if wanted == held.addresses && wanted.iter().all(|vip| self.may_stay(*vip, service, change)) {
+        let pool = self.new_pool(service, held.snapshot.as_ref());
+        let in_pool = pool.is_none_or(|pool| service.request.addresses.iter().all(|vip| pool.contains(*vip)));
+        if in_pool && wanted == held.addresses && wanted.iter().all(|vip| self.may_stay(*vip, service, change)) {
             self.place_at(service, service.request.addresses.clone(), false);
         }
     }
@@ -119,8 +122,7 @@ impl<'a> AllocationRun<'a> {
         let request = &service.request;
         let snapshot = held.snapshot.as_ref();
         let was_own = |vip: &Vip| snapshot.is_none_or(|snapshot| !snapshot.additional.contains(vip));
-        let asked_before = snapshot.is_none_or(|snapshot| snapshot.pool.as_deref() == request.pool.name());
-        let named = request.pool.name().filter(|_| !asked_before).and_then(|name| self.model.pool(name));
+        let named = self.new_pool(service, snapshot);
         let own = held.addresses.iter().copied().filter(|vip| !request.additional.contains(vip) && was_own(vip));
         let own: BTreeSet<Vip> = own.filter(|vip| named.is_none_or(|pool| pool.contains(*vip))).collect();
         let kept = kept_by_family(service.families, &own, |vip| self.may_stay(vip, service, change));
@@ -137,6 +139,14 @@ impl<'a> AllocationRun<'a> {
         } else {
             self.holding.insert(&service.name, kept);
         }
+    }
+
+    /// Returns the pool that the Service names, if it named no pool or another one when it got its
+    /// addresses.
+    fn new_pool(&self, service: &Service, snapshot: Option<&RequestSnapshot>) -> Option<&'a Pool> {
+        let name = service.request.pool.name();
+        let asked_before = snapshot.is_none_or(|snapshot| snapshot.pool.as_deref() == name);
+        name.filter(|_| !asked_before).and_then(|name| self.model.pool(name))
     }
 
     /// Whether a Service may stay on an address that it holds. A pool that lets fewer Services

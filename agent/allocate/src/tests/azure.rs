@@ -85,6 +85,24 @@ fn an_internal_one_is_of_the_pool_of_its_subnet() {
 }
 
 #[test]
+fn one_that_becomes_internal_leaves_its_public_address() {
+    for named in [&[][..], &[at("192.0.2.10")]] {
+        let public = cloud().service("a/x", &["80/TCP"], named).assigned();
+        let internal = public.clone().service("a/x", &["80/TCP"], &[named, &[INTERNAL]].concat());
+        let expected = if named.is_empty() { "a/x=20" } else { "a/x:AddressNotInPool" };
+        assert_eq!(internal.outcome(), expected);
+        let restarted = Cluster { previous: PreviousAssignments::new(), ..public.published() };
+        let object = restarted.objects.services[&service_name("a/x")].status.clone();
+        let mut restarted = restarted.service("a/x", &["80/TCP"], &[named, &[INTERNAL]].concat());
+        restarted.object("a/x").status = object;
+        assert_eq!(restarted.restarted().outcome(), expected);
+    }
+    let public = cloud().service("a/x", &["80/TCP"], &[at("192.0.2.10")]).assigned();
+    let internal = public.service("a/x", &["80/TCP"], &[at("192.0.2.20"), INTERNAL]);
+    assert_eq!(internal.outcome(), "a/x=20");
+}
+
+#[test]
 fn high_availability_ports_are_refused_where_anyone_holds_a_claim() {
     let cluster = cloud().service("a/x", &["80/TCP"], &[at("192.0.2.10")]).assigned();
     let cluster = cluster.service("b/x", &["443/TCP"], &[at("192.0.2.10"), ALL_PORTS]);

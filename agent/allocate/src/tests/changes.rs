@@ -132,6 +132,22 @@ fn a_named_pool_that_shrinks_or_goes_moves_nobody_and_one_that_names_another_mov
 }
 
 #[test]
+fn one_that_names_a_pool_beside_its_address_is_placed_by_both() {
+    let dmz = serde_json::json!({"addresses": ["192.0.2.200/31"], "autoAssign": false});
+    let pool = |name| ("vipmux.io/pool", name);
+    let assigned = lan().pool("dmz", &dmz).service("shop/a", &["80/TCP"], &[TEN]).assigned();
+    assert_eq!(assigned.clone().service("shop/a", &["80/TCP"], &[TEN, pool("lan")]).outcome(), "shop/a=10");
+    let other = assigned.clone().service("shop/a", &["80/TCP"], &[TEN, pool("dmz")]);
+    assert_eq!(other.outcome(), "shop/a:AddressNotInPool");
+    assert_eq!(other.message("shop/a"), "192.0.2.10 is not in pool dmz");
+    let missing = assigned.service("shop/a", &["80/TCP"], &[TEN, pool("dmx")]).assigned();
+    assert_eq!(missing.outcome(), "shop/a=10", "as long as there is no such pool");
+    let created = missing.vip_pool("dmx", &serde_json::json!({"addresses": ["192.0.2.210/31"]}));
+    assert_eq!(created.outcome(), "shop/a=10", "a pool that comes later moves nobody");
+    assert!(created.warnings("shop/a")[0].starts_with("192.0.2.10 is not in pool dmx; 192.0.2.10 is kept until"));
+}
+
+#[test]
 fn one_that_asks_for_the_address_it_has_stays_and_one_that_asks_for_none_any_more_too() {
     let assigned = lan().service("shop/0", &["80/TCP"], &[]).service("shop/a", &["80/TCP"], &[]).assigned();
     let named = assigned.service("shop/a", &["80/TCP"], &[ELEVEN]).without("shop/0").assigned();

@@ -73,7 +73,7 @@ fn a_pool_that_loses_addresses_to_another_pool_leaves_them_to_who_holds_them() {
         .vip_pool("other", &json!({"addresses": ["192.0.2.11-192.0.2.13"]}))
         .assigned();
     assert_eq!(split.outcome(), SERVED);
-    let found = kept("192.0.2.11", "192.0.2.11 is not in pool lan any more", "put it into that pool again");
+    let found = kept("192.0.2.11", "192.0.2.11 is not in pool lan", "put it into that pool");
     assert_eq!(warnings(&split), [vec![], vec![found], vec![]]);
     let asks_for = |pool| {
         split.clone().service("shop/b", &["80/TCP"], &[("vipmux.io/pool", pool), ("vipmux.io/sharing-key", "b")])
