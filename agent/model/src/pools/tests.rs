@@ -149,10 +149,23 @@ fn names_of_addresses_are_resolved_and_unknown_ones_are_reported_with_the_known_
     let addresses: BTreeSet<String> =
         names.resolve(ask(&["web"])).unwrap().addresses.iter().map(ToString::to_string).collect();
     assert_eq!(addresses, ["192.0.2.1", "192.0.2.9"].map(str::to_owned).into());
+    let shouted = names.resolve(ask(&["WEB"])).unwrap();
+    assert_eq!(shouted.addresses.len(), 2, "as Azure, it ignores case");
     let refusal = names.resolve(ask(&["web", "mail"])).unwrap_err();
     assert_eq!(refusal.reason, Reason::AddressNotInPool);
     let expected = "no address is called \"mail\" (known: web); spec.addressNames of a VipPool names them";
     assert_eq!(refusal.message, expected);
     let none = AddressNames::default().resolve(ask(&["web"])).unwrap_err();
     assert!(none.message.contains("(no pool names any)"), "{}", none.message);
+}
+
+#[test]
+fn two_names_of_addresses_that_differ_in_case_are_one() {
+    let names = json!({"addresses": ["192.0.2.0/28"], "addressNames": {"Web": "192.0.2.1", "web": "192.0.2.2"}});
+    let (pools, _) = read(&objects(&[("a", names)], &[]));
+    let mut notes = Vec::new();
+    let names = AddressNames::of(&pools, &mut notes);
+    let messages: Vec<&str> = notes.iter().map(|note| note.message.as_str()).collect();
+    assert_eq!(messages, ["spec.addressNames.web: the pool also gives that name to 192.0.2.1; left out"]);
+    assert!(names.unknown("x").message.contains("(known: Web)"));
 }
