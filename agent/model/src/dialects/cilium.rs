@@ -6,7 +6,7 @@
 
 use super::{
     Dialect, KeyScope, Limits,
-    Meaning::{Addresses, Namespaces, SharingKey},
+    Meaning::{Addresses, Namespaces, SharingKey, WithoutEffect},
 };
 
 pub(super) const DIALECT: Dialect = Dialect {
@@ -16,6 +16,10 @@ pub(super) const DIALECT: Dialect = Dialect {
         (&["lbipam.cilium.io/sharing-key", "io.cilium/lb-ipam-sharing-key"], SharingKey),
         (&["lbipam.cilium.io/sharing-cross-namespace", "io.cilium/lb-ipam-sharing-cross-namespace"], Namespaces),
         (&["lbipam.cilium.io/ips", "io.cilium/lb-ipam-ips"], Addresses),
+        (
+            &["lbipam.cilium.io/sharing-permit-different-pods"],
+            WithoutEffect("Services share an address whatever pods they select"),
+        ),
     ],
     scope: KeyScope::Namespace,
     never_spills: false,

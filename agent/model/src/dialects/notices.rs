@@ -47,7 +47,7 @@ fn notice(key: &str, annotations: &Annotations, ports: &BTreeMap<Port, String>) 
         }
         Some(meaning) => of_no_port(dialect, key, meaning, ports),
         None => {
-            let hint = near(dialect, key).map_or_else(
+            let hint = near(dialect, key).or_else(|| synonym(dialect, key)).map_or_else(
                 || "docs/annotations.md lists those with an effect".to_owned(),
                 |meant| format!("did you mean {meant}?"),
             );
@@ -99,6 +99,31 @@ fn near(dialect: &Dialect, key: &str) -> Option<String> {
     let alike = spellings(dialect).filter(|spelling| spelling.len().abs_diff(general.len()) <= most);
     let (_, nearest) = alike.map(|one| (distance(one), one)).filter(|(distance, _)| *distance <= most).min()?;
     Some(port.map_or_else(|| nearest.to_owned(), |port| nearest.replace(PORT, port)))
+}
+
+/// Returns the first spelling that has the last word of the key's name, or all of its words, at its
+/// end; else a spelling of another dialect with the key's name.
+fn synonym(dialect: &Dialect, key: &str) -> Option<String> {
+    /// Fewer letters are in too many names.
+    const LEAST: usize = 4;
+    if key.len() > MAX_KEY {
+        return None;
+    }
+    let name = name_in(dialect, key);
+    let last_word = name.rsplit('-').next().filter(|word| word.len() >= LEAST);
+    let ends =
+        |one: &str, other: &str| one.strip_suffix(other).is_some_and(|rest| rest.is_empty() || rest.ends_with('-'));
+    let alike =
+        |other: &str| other.contains('-') && ends(other, name) || last_word.is_some_and(|word| ends(other, word));
+    let own = spellings(dialect).find(|spelling| !name.is_empty() && alike(name_in(dialect, spelling)));
+    let mut others = ALL.iter().flat_map(|other| spellings(other).map(move |spelling| (*other, spelling)));
+    let namesake = || others.find(|(other, spelling)| name_in(other, spelling) == name).map(|(_, spelling)| spelling);
+    own.or_else(namesake).map(str::to_owned)
+}
+
+/// Returns the key without the prefix of its dialect.
+fn name_in<'a>(dialect: &Dialect, key: &'a str) -> &'a str {
+    dialect.prefixes.iter().find_map(|prefix| key.strip_prefix(prefix)).unwrap_or(key)
 }
 
 /// Returns how many letters of a name of this length may be wrong, missing, extra or swapped.

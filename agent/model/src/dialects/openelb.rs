@@ -13,14 +13,18 @@ pub(super) const DIALECT: Dialect = Dialect {
         "protocol.openelb.kubesphere.io/",
         "layer2.openelb.kubesphere.io/",
         "node-proxy.openelb.kubesphere.io/",
+        // OpenELB's former name is Porter.
+        "eip.porter.kubesphere.io/",
+        "protocol.porter.kubesphere.io/",
+        "layer2.porter.kubesphere.io/",
     ],
     annotations: &[
         (&["lb.kubesphere.io/v1alpha1"], Marker),
-        (&["eip.openelb.kubesphere.io/v1alpha1"], Addresses),
+        (&["eip.openelb.kubesphere.io/v1alpha1", "eip.porter.kubesphere.io/v1alpha1"], Addresses),
         // An Eip is a pool.
-        (&["eip.openelb.kubesphere.io/v1alpha2"], Pool),
+        (&["eip.openelb.kubesphere.io/v1alpha2", "eip.porter.kubesphere.io/v1alpha2"], Pool),
         (
-            &["protocol.openelb.kubesphere.io/v1alpha1"],
+            &["protocol.openelb.kubesphere.io/v1alpha1", "protocol.porter.kubesphere.io/v1alpha1"],
             Unsupported {
                 harmless: &["layer2", "vip"],
                 remedy: "addresses are announced by ARP and Neighbor Discovery; remove the annotation if that is \
@@ -34,7 +38,10 @@ pub(super) const DIALECT: Dialect = Dialect {
                 remedy: "no Service gets a node's address; remove the annotation to get one from a pool",
             },
         ),
-        (&["layer2.openelb.kubesphere.io/v1alpha1"], WithoutEffect("OpenELB records its own actions there")),
+        (
+            &["layer2.openelb.kubesphere.io/v1alpha1", "layer2.porter.kubesphere.io/v1alpha1"],
+            WithoutEffect("OpenELB records its own actions there"),
+        ),
     ],
     scope: KeyScope::Namespace,
     never_spills: false,

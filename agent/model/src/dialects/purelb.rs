@@ -13,7 +13,8 @@ pub(super) const DIALECT: Dialect = Dialect {
     annotations: &[
         (&["purelb.io/allow-shared-ip"], SharingKey),
         (&["purelb.io/addresses"], Addresses),
-        (&["purelb.io/service-group"], Pool),
+        // The second is its former name.
+        (&["purelb.io/service-group", "purelb.io/address-pool"], Pool),
         (
             &["purelb.io/multi-pool"],
             Unsupported {

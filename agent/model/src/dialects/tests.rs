@@ -230,6 +230,12 @@ fn a_misspelled_annotation_is_noted_with_the_right_spelling() {
         ("metallb.com/allow-shared-ip", "metallb.io/allow-shared-ip"),
         ("metallb.universe.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"),
         ("purelb.to/addresses", "purelb.io/addresses"),
+        ("metallb.universe.tf/shared-ip", "metallb.io/allow-shared-ip"),
+        ("metallb.universe.tf/ip-pool", "metallb.io/address-pool"),
+        ("metallb.io/pool", "metallb.io/address-pool"),
+        ("io.cilium/lb-ipam-pool", "vipmux.io/pool"),
+        ("kube-vip.io/allow-shared-ip", "metallb.io/allow-shared-ip"),
+        ("kube-vip.io/address-pool", "metallb.io/address-pool"),
     ] {
         assert!(
             notices_of(key).ends_with(&format!("and has no effect: did you mean {meant}?")),
