@@ -111,7 +111,13 @@ fn an_input_without_services_is_said_to_have_none() -> Result<()> {
     let none = "no Services of type LoadBalancer\n";
     for (name, manifest, status, shown, said) in [
         ("README.md", "not a manifest", 0, none.to_owned(), "warning: the input has no objects that vipmux reads\n"),
-        ("a.yaml", "kind: [", 1, none.to_owned(), "error: ./a.yaml:1: document 1: unclosed bracket '['\n"),
+        (
+            "a.yaml",
+            "kind: [",
+            1,
+            none.replace("Services", "usable Services"),
+            "error: ./a.yaml:1: document 1: unclosed bracket '['\n",
+        ),
         ("a.yaml", internal, 0, format!("{none}(not shown: 1 of other types)\n"), ""),
     ] {
         let directory = manifests(&[(name, manifest)])?;

@@ -196,10 +196,21 @@ impl<'a> AllocationRun<'a> {
             None => Ok(()),
             Some((holder, why)) => {
                 let holder = &holder.name;
+                let why = match why {
+                    Mismatch::NoKeys | Mismatch::OneKey(_) if self.is_faulty(holder) => {
+                        format!("the request of {holder} cannot be understood")
+                    }
+                    why => why.to_string(),
+                };
                 let message = format!("{vip} is held by {holder}, and the two may not share it: {why}");
                 Err(Refusal::new(Reason::SharingMismatch, message))
             }
         }
+    }
+
+    /// Whether the request of this Service cannot be understood.
+    pub(super) fn is_faulty(&self, name: &ServiceName) -> bool {
+        self.model.services.get(name).is_some_and(|service| service.fault.is_some())
     }
 
     /// Returns the first Service on the address that may not share it with this one, and the

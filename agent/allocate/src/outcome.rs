@@ -33,8 +33,9 @@ pub(super) fn assignment(run: &AllocationRun<'_>, service: &Service, given: &Pla
             reason = Reason::Shared;
             parts.push(format!("{from}, shared with {others}"));
         }
-        if let Some((other, why)) = run.mismatch(vip, occupants, service) {
-            let other = &other.name;
+        // Of a request that cannot be understood it is not known whether it allows that.
+        let mismatch = run.mismatch(vip, occupants, service).map(|(other, why)| (&other.name, why));
+        if let Some((other, why)) = mismatch.filter(|(other, _)| service.fault.is_none() && !run.is_faulty(other)) {
             warnings.push(format!(
                 "{vip} is shared with {other}, although the two may not share it any more: {why}; it is kept until \
                  one of them changes or goes"

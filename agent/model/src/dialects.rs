@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, ops::Bound};
 
 pub(super) use self::{
     notices::misplaced,
-    read::{agreed, boolean, invalid, spelling, whole},
+    read::{agreed, boolean, invalid, listed, spelling, whole},
 };
 pub use self::{notices::notices, read::request};
 use crate::Family;

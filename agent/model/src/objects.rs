@@ -1,5 +1,6 @@
 //! Holds Kubernetes objects as the API has them, and the problems of those that cannot be used.
 
+mod decode_error;
 pub mod field;
 pub mod object;
 mod problem;

@@ -12,7 +12,7 @@ use crate::{
     dialects::{
         self, Annotations, agreed,
         azure::{AZURE_ALL_PORTS, AZURE_DENY_OTHERS, AZURE_RANGES, AZURE_TAGS, AZURE_TCP_IDLE},
-        invalid, spelling, whole,
+        invalid, listed, spelling, whole,
     },
     prefix::Prefix,
     reason::{Reason, Refusal, quoted},
@@ -201,7 +201,8 @@ fn ranges(annotations: &Annotations, name: &'static str) -> Result<Option<BTreeS
         return Ok(None);
     };
     let prefix = |item: &str| {
-        item.parse().map_err(|_| invalid(name, item, "CIDRs, separated by commas, such as 192.0.2.0/24,2001:db8::/32"))
+        let allowed = "CIDRs, separated by commas, such as 192.0.2.0/24,2001:db8::/32";
+        item.parse().map_err(|_| invalid(name, listed(item, text), allowed))
     };
     text.split(',').map(prefix).collect::<Result<_, _>>().map(Some)
 }
@@ -211,11 +212,11 @@ fn tagged(annotations: &Annotations, tags: &ServiceTags) -> Result<Option<BTreeS
     let Some((name, text)) = spelling(annotations, &[AZURE_TAGS])?.filter(|(_, text)| !text.trim().is_empty()) else {
         return Ok(None);
     };
-    let listed: Vec<&str> = text.split(',').map(str::trim).take(MAX_TAGS + 1).collect();
-    if listed.len() > MAX_TAGS {
+    let named: Vec<&str> = text.split(',').map(str::trim).take(MAX_TAGS + 1).collect();
+    if named.len() > MAX_TAGS || named.contains(&"") {
         return Err(invalid(name, text, &format!("at most {MAX_TAGS} service tags, separated by commas")));
     }
-    tags.ranges(listed.into_iter()).map(Some).map_err(|UnknownTag(tag)| {
+    tags.ranges(named.into_iter()).map(Some).map_err(|UnknownTag(tag)| {
         let message = format!(
             "{name}: no service tag is called {}; known: {} (--service-tag NAME=CIDR,... adds one)",
             quoted(tag),

@@ -80,6 +80,9 @@ const NOT_UNICAST_V6: [(Ipv6Addr, u32, &str); 3] = [
     (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, "ff00::/8, multicast"),
 ];
 
+/// The block of IPv6 that stands for IPv4 (RFC 4291 section 2.5.5.2).
+const MAPPED: &str = "::ffff:0:0/96, mapped IPv4 addresses";
+
 impl AddressRange {
     /// Returns the range of one address; `Err` with the block's name if it can never be a VIP.
     pub fn single(address: IpAddr) -> Result<Self, &'static str> {
@@ -172,15 +175,15 @@ impl FromStr for AddressRange {
         };
         let (first, last) = ends.ok_or_else(|| RangeError::Syntax(text.to_owned()))?;
         let range = Self { first: Vip::new(first).number(), last: Vip::new(last).number() };
-        // IPv6 ranges may also contain the mapped addresses.
-        let mapped = Vip::new(Ipv4Addr::UNSPECIFIED.into()).number();
-        if is_v4(range.first) != is_v4(range.last) || range.first < mapped && mapped < range.last {
+        if is_v4(range.first) != is_v4(range.last) {
             return Err(RangeError::Mixed(text.to_owned()));
         }
         if range.last < range.first {
             return Err(RangeError::Reversed(text.to_owned()));
         }
-        range.unicast().map_err(|why| RangeError::NotUnicast { text: text.to_owned(), why })
+        let mapped = Vip::new(Ipv4Addr::UNSPECIFIED.into()).number();
+        let range = if range.first < mapped && mapped < range.last { Err(MAPPED) } else { range.unicast() };
+        range.map_err(|why| RangeError::NotUnicast { text: text.to_owned(), why })
     }
 }
 
@@ -220,8 +223,12 @@ mod tests {
         }
         let parse = |text: &str| text.parse::<AddressRange>().unwrap_err().to_string();
         assert_eq!(parse("192.0.2.9-192.0.2.1"), "the range \"192.0.2.9-192.0.2.1\" ends before it begins");
-        for text in ["192.0.2.9-2001:db8::", "2001:db8::-192.0.2.9", "::2-2001:db8::"] {
+        for text in ["192.0.2.9-2001:db8::", "2001:db8::-192.0.2.9"] {
             assert_eq!(parse(text), format!("the range \"{text}\" mixes IPv4 and IPv6"));
+        }
+        for text in ["::/0", "::2-2001:db8::"] {
+            let why = "contains addresses that no host can have (::ffff:0:0/96, mapped IPv4 addresses)";
+            assert_eq!(parse(text), format!("\"{text}\" {why}"));
         }
     }
 

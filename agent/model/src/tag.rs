@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    dialects::listed,
     prefix::{NotAPrefix, Prefix},
     reason::quoted,
 };
@@ -63,7 +64,8 @@ impl FromStr for ServiceTag {
             return Err(NotATag::Internet);
         }
         let range = |range| NotATag::Range { name: name.to_owned(), range };
-        let ranges = ranges.split(',').map(str::parse).collect::<Result<_, _>>().map_err(range)?;
+        let parse = |item: &str| listed(item, ranges).parse();
+        let ranges = ranges.split(',').map(parse).collect::<Result<_, _>>().map_err(range)?;
         Ok(Self { name: name.to_owned(), ranges })
     }
 }

@@ -52,6 +52,20 @@ fn a_slip_of_the_pen_costs_no_other_holder_its_address() {
 }
 
 #[test]
+fn nothing_is_said_about_the_keys_of_a_request_that_cannot_be_understood() {
+    let both = [WEB, METALLB_WEB];
+    let cluster = lan().service("shop/a", &["80/TCP"], &both).service("shop/b", &["81/TCP"], &both);
+    let cluster = cluster.showing("shop/a", "192.0.2.10").showing("shop/b", "192.0.2.10").restarted();
+    let cluster = cluster.service("shop/c", &["82/TCP"], &[WEB, TEN]);
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=10 shop/c:SharingMismatch");
+    let [warning] = &cluster.warnings("shop/a")[..] else { panic!("{:?}", cluster.warnings("shop/a")) };
+    assert!(warning.ends_with("it keeps what it holds until that is fixed"), "{warning}");
+    assert!(
+        cluster.message("shop/c").ends_with("the two may not share it: the request of shop/a cannot be understood")
+    );
+}
+
+#[test]
 fn a_service_that_cannot_be_read_leaves_no_address_to_others() {
     let assigned = lan().service("shop/a", &["80/TCP"], &[WEB]).service("shop/b", &["443/TCP"], &[WEB]).assigned();
     let newcomers =

@@ -15,6 +15,9 @@ use crate::{
 
 /// `spec.loadBalancerIP`, in messages.
 const FIELD: &str = "spec.loadBalancerIP";
+/// The allowed values, in messages.
+const ADDRESSES: &str = "IP addresses, separated by commas, such as 192.0.2.10,2001:db8::10";
+const ONE_ADDRESS: &str = "one IP address, such as 192.0.2.10";
 /// The maximum length of a sharing key, and of any name, bytes.
 pub(super) const MAX_KEY: usize = 253;
 /// The maximum number of elements of a list.
@@ -31,7 +34,9 @@ const MAX_RESOURCE: usize = 80;
 pub fn request(annotations: &Annotations, field: Option<&str>) -> Result<Request, Refusal> {
     let mut found = FoundRequests::default();
     if let Some(text) = field.filter(|text| !text.is_empty()) {
-        let address = address(FIELD, text).map_err(|refusal| Refusal { reason: Reason::InvalidService, ..refusal })?;
+        let allowed = format!("{ONE_ADDRESS}; vipmux.io/addresses names several");
+        let address =
+            address(FIELD, text, &allowed).map_err(|refusal| Refusal { reason: Reason::InvalidService, ..refusal })?;
         found.field = Some(address);
     }
     for dialect in ALL {
@@ -247,17 +252,23 @@ fn list(annotation: &'static str, text: &str) -> Result<BTreeSet<Vip>, Refusal> 
     if items.len() > MAX_LIST {
         return Err(invalid(annotation, text, &format!("at most {MAX_LIST} IP addresses, separated by commas")));
     }
-    items.into_iter().map(|item| address(annotation, item)).collect()
+    let address = |item| address(annotation, listed(item, text), ADDRESSES);
+    items.into_iter().map(address).collect()
+}
+
+/// Returns the part of a list to show in a message. An empty item says nothing to a reader.
+pub(crate) fn listed<'a>(item: &'a str, list: &'a str) -> &'a str {
+    if item.trim().is_empty() { list } else { item }
 }
 
 fn address_of(family: Family, annotation: &'static str, text: &str) -> Result<Vip, Refusal> {
-    let vip = address(annotation, text)?;
-    let other = || invalid(annotation, text, &format!("one {family} address"));
+    let allowed = format!("one {family} address");
+    let vip = address(annotation, text, &allowed)?;
+    let other = || invalid(annotation, text, &allowed);
     (vip.family() == family).then_some(vip).ok_or_else(other)
 }
 
-fn address(source: &'static str, text: &str) -> Result<Vip, Refusal> {
-    let allowed = "IP addresses, separated by commas, such as 192.0.2.10,2001:db8::10";
+fn address(source: &'static str, text: &str, allowed: &str) -> Result<Vip, Refusal> {
     let parsed = text.trim().parse::<std::net::IpAddr>().map_err(|_| invalid(source, text, allowed))?.to_canonical();
     if parsed.is_unspecified() {
         let allowed = "addresses of hosts, and none comes from DHCP: leave it out to get one from a pool";

@@ -266,7 +266,7 @@ fn a_misspelled_annotation_is_noted_with_the_right_spelling() {
 fn a_malformed_value_is_refused_with_annotation_value_and_what_is_allowed() {
     for (annotation, value, allowed) in [
         ("vipmux.io/addresses", "192.0.2.300", "IP addresses"),
-        ("vipmux.io/addresses", "192.0.2.1,", "IP addresses"),
+        ("vipmux.io/addresses", "192.0.2.1,", "\"192.0.2.1,\" is malformed; allowed: IP addresses, separated"),
         ("vipmux.io/addresses", "224.0.0.1", "multicast"),
         ("metallb.io/loadBalancerIPs", "lan", "IP addresses"),
         ("metallb.io/loadBalancerIPs", "192.0.2.1,192.0.2.2", "at most 1 of each address family"),
@@ -289,6 +289,9 @@ fn a_malformed_value_is_refused_with_annotation_value_and_what_is_allowed() {
     let (reason, message) = refusal(&[], Some("example.org"));
     assert_eq!(reason, Reason::InvalidService);
     assert!(message.starts_with("spec.loadBalancerIP: \"example.org\""), "{message}");
+    let (_, message) = refusal(&[], Some("192.0.2.1,2001:db8::1"));
+    let allowed = "one IP address, such as 192.0.2.10; vipmux.io/addresses names several";
+    assert!(message.ends_with(&format!("is malformed; allowed: {allowed}")), "{message}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    Objects,
+    Objects, decode_error,
     field::FieldPath,
     validate::{self, Flaw},
 };
@@ -356,7 +356,10 @@ fn read<T: DeserializeOwned>(value: Value, strict: bool) -> Result<(T, Vec<Flaw>
     } else {
         serde_path_to_error::deserialize(value)
     };
-    let object = result.map_err(|error| vec![Flaw::new(FieldPath::from(error.path()), error.inner().to_string())])?;
+    let object = result.map_err(|error| {
+        let message = decode_error::message(&error.inner().to_string());
+        vec![Flaw::new(FieldPath::from(error.path()), message)]
+    })?;
     let unknown = unknown.into_iter().filter(|path| path.begins_with("spec"));
     Ok((object, unknown.map(|path| Flaw::new(path, "unknown field")).collect()))
 }

@@ -264,7 +264,8 @@ impl PlanOutput for PlanReport<'_> {
         if self.services.iter().any(ServiceRow::is_shown) {
             self.service_table().print(out, color)?;
         } else {
-            writeln!(out, "no Services of type LoadBalancer")?;
+            let usable = if self.problems.is_empty() { "" } else { "usable " };
+            writeln!(out, "no {usable}Services of type LoadBalancer")?;
         }
         let unseen = self.services.iter().filter(|row| !row.is_shown()).count();
         if unseen > 0 {

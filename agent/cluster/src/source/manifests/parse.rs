@@ -245,7 +245,7 @@ impl DocumentReader<'_> {
                 }
             }
             None | Some(Value::Null) => {}
-            Some(_) => self.malformed(None, path, vec![Flaw::new(FieldPath::of(&["items"]), "expected a sequence")]),
+            Some(_) => self.malformed(None, path, vec![Flaw::new(FieldPath::of(&["items"]), "a list is expected")]),
         }
     }
 
@@ -311,12 +311,12 @@ impl DocumentReader<'_> {
 
 fn class(value: &Value) -> Result<Class, Flaw> {
     let Some(object) = value.as_object() else {
-        return Err(Flaw::new(FieldPath::default(), "expected a mapping: a Kubernetes object"));
+        return Err(Flaw::new(FieldPath::default(), "a mapping is expected: a Kubernetes object"));
     };
     let text = |name: &str| {
         let flaw = |message| Flaw::new(FieldPath::of(&[name]), message);
         let value = object.get(name).ok_or_else(|| flaw("required"))?;
-        value.as_str().filter(|text| !text.is_empty()).ok_or_else(|| flaw("expected a string"))
+        value.as_str().filter(|text| !text.is_empty()).ok_or_else(|| flaw("text is expected"))
     };
     let (api_version, kind) = (text("apiVersion")?, text("kind")?);
     Ok(Class::of(api_version, kind))
