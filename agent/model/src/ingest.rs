@@ -238,6 +238,10 @@ impl Model {
             let implied = || [(NAMESPACE_LABEL.to_owned(), namespace.to_owned())].into();
             self.namespaces.entry(namespace.to_owned()).or_insert_with(implied);
         }
+        for service in self.services.values_mut() {
+            let labels = self.namespaces.get(service.name.namespace());
+            service.notices.extend(labels.and_then(|labels| pools::split_families(&self.pools, service, labels)));
+        }
     }
 
     fn add_endpoints(&mut self, objects: &Objects) {

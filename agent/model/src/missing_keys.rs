@@ -2,14 +2,19 @@
 //!
 //! An application with TCP and UDP, or with IPv4 and IPv6, is often written as two Services of one
 //! namespace with one selector. If only one of the two has a sharing key, it was probably forgotten
-//! on the other.
+//! on the other. If both have one port number, in TCP and in UDP (HTTP/3, DNS), clients look for both
+//! on one address.
 
 use std::collections::BTreeMap;
 
-use crate::{Family, Protocol, ServiceName, objects::Objects, request::SharingKey, selector::Labels, service::Service};
+use crate::{
+    Family, Protocol, ServiceName, objects::Objects, port::Port, request::SharingKey, selector::Labels,
+    service::Service,
+};
 
 /// Returns notices for Services without a key. Another Service with the same selector has one, and
-/// shares no protocol, or no family, with them.
+/// shares no protocol, or no family, with them. Or it has none either, and the same port number by
+/// another protocol.
 pub(super) fn notices(services: &BTreeMap<ServiceName, Service>, objects: &Objects) -> Vec<(ServiceName, String)> {
     let mut siblings: BTreeMap<(&str, &Labels), Vec<&Service>> = BTreeMap::new();
     for service in services.values() {
@@ -30,7 +35,15 @@ fn about(siblings: &[&Service]) -> Vec<(ServiceName, String)> {
         service.request.sharing.key.is_none() && service.request.addresses.is_empty() && service.fault.is_none()
     };
     let notice = |service: &&Service| {
-        let (holder, key, _) = holders.iter().find(|(_, _, other)| other.complements(&kind(service)))?;
+        let Some((holder, key, _)) = holders.iter().find(|(_, _, other)| other.complements(&kind(service))) else {
+            let counterpart = siblings.iter().filter(asks_for_company).find(|other| has_counterpart(service, other))?;
+            let message = format!(
+                "{} selects the same pods, and clients may look for both on one address: to share one, both need the \
+                 same sharing key (vipmux.io/sharing-key)",
+                counterpart.name
+            );
+            return Some((service.name.clone(), message));
+        };
         let message = format!(
             "{holder} selects the same pods and has a sharing key ({}), and this one has none, so they share no address: \
              give it the same one if they should",
@@ -39,6 +52,25 @@ fn about(siblings: &[&Service]) -> Vec<(ServiceName, String)> {
         Some((service.name.clone(), message))
     };
     siblings.iter().filter(asks_for_company).filter_map(notice).collect()
+}
+
+/// Whether each port of one of the two Services is a TCP or UDP port that the other has by the other
+/// protocol, and nothing shows that they are to be apart, or that they share already.
+fn has_counterpart(service: &Service, other: &Service) -> bool {
+    let swapped = |port: Port| match port.protocol {
+        Protocol::Tcp => Some(Port { protocol: Protocol::Udp, ..port }),
+        Protocol::Udp => Some(Port { protocol: Protocol::Tcp, ..port }),
+        Protocol::Sctp => None,
+    };
+    let all_in = |one: &Service, two: &Service| {
+        one.claims().all(|port| swapped(port).is_some_and(|port| two.ports.contains_key(&port)))
+    };
+    let apart = service.claims().all(|port| !other.ports.contains_key(&port));
+    (all_in(service, other) || all_in(other, service))
+        && apart
+        && service.request.pool == other.request.pool
+        && service.families == other.families
+        && service.status.addresses.is_disjoint(&other.status.addresses)
 }
 
 /// The protocols and families of a Service.
@@ -106,11 +138,29 @@ mod tests {
     }
 
     #[test]
+    fn one_port_number_in_tcp_and_udp_without_keys_is_noted_on_both() {
+        let mut tcp = of("TCP", &["IPv4"]);
+        tcp["ports"] = serde_json::json!([{"name": "a", "port": 53}, {"name": "b", "port": 80}]);
+        let expected = |other| {
+            format!(
+                "shop/{other} selects the same pods, and clients may look for both on one address: to share one, both need \
+                 the same sharing key (vipmux.io/sharing-key)"
+            )
+        };
+        assert_eq!(notices_of(&[("a", "", tcp), ("b", "", of("UDP", &["IPv4"]))]), [expected("b"), expected("a")]);
+    }
+
+    #[test]
     fn siblings_that_are_meant_to_be_apart_are_left_alone() {
         let tcp = || of("TCP", &["IPv4"]);
         let udp = || of("UDP", &["IPv4"]);
         assert_eq!(notices_of(&[("a", KEY, tcp()), ("b", KEY, udp())]), [""; 0], "both have it");
-        assert_eq!(notices_of(&[("a", "", tcp()), ("b", "", udp())]), [""; 0], "neither has one");
+        let mut other_port = udp();
+        other_port["ports"][0]["port"] = 54.into();
+        assert_eq!(notices_of(&[("a", "", tcp()), ("b", "", other_port)]), [""; 0], "neither has one");
+        assert_eq!(notices_of(&[("a", "", of("TCP", &["IPv6"])), ("b", "", udp())]), [""; 0], "of two families");
+        let pool = "vipmux.io/pool=dmz";
+        assert_eq!(notices_of(&[("a", "", tcp()), ("b", pool, udp())]), [""; 0], "of two pools");
         assert_eq!(notices_of(&[("a", KEY, tcp()), ("b", "", tcp())]), [""; 0], "of one protocol they would clash");
         let elsewhere = "metallb.io/loadBalancerIPs=192.0.2.1";
         assert_eq!(

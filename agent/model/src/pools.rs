@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    Vip,
+    Family, Vip,
     objects::Objects,
     pool::Pool,
     range::AddressRange,
     reason::{Note, Reason, Refusal, quoted},
     request::Request,
+    selector::Labels,
+    service::{Families, Service},
 };
 
 /// The maximum number of known names in a refusal.
@@ -73,6 +75,32 @@ fn note_overlaps(pools: &[Pool], notes: &mut Vec<Note>) {
             (low, pool) = (high, other);
         }
     }
+}
+
+/// Returns the notice for a Service that prefers both families and is served only by pools of one
+/// family each. `labels`: those of its namespace.
+pub(super) fn split_families(pools: &[Pool], service: &Service, labels: &Labels) -> Option<String> {
+    let request = &service.request;
+    let prefers_both = matches!(service.families, Families::PreferDual(_)) && request.addresses.is_empty();
+    if !prefers_both || service.fault.is_some() {
+        return None;
+    }
+    let serves = |pool: &&Pool| match request.pool.name() {
+        Some(name) => pool.is_called(name),
+        None => pool.auto_assign && pool.serves(service.name.namespace(), labels, &service.labels),
+    };
+    let has = |pool: &Pool, family| pool.first(family).is_some();
+    let with = |family: Family| pools.iter().filter(serves).find(|pool| has(pool, family));
+    let (v4, v6) = (with(Family::V4)?, with(Family::V6)?);
+    let of_both = pools.iter().filter(serves).any(|pool| Family::ALL.into_iter().all(|family| has(pool, family)));
+    (!of_both).then(|| {
+        format!(
+            "spec.ipFamilyPolicy prefers an address of each family, both come from one pool, and no pool has both: \
+             pool {} has only IPv4 addresses, pool {} only IPv6 ones; put ranges of both into one pool, or name an \
+             address of each",
+            v4.name, v6.name
+        )
+    })
 }
 
 /// Returns the pool that goes first, and the reason.

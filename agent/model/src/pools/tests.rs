@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     Family,
     api::{OnConflict, PoolSharing},
-    fixture::vip,
+    fixture::{service_name, vip},
     pool::PoolKind,
     selector::Labels,
 };
@@ -168,4 +168,33 @@ fn two_names_of_addresses_that_differ_in_case_are_one() {
     let messages: Vec<&str> = notes.iter().map(|note| note.message.as_str()).collect();
     assert_eq!(messages, ["spec.addressNames.web: the pool also gives that name to 192.0.2.1; left out"]);
     assert!(names.unknown("x").message.contains("(known: Web)"));
+}
+
+#[test]
+fn a_service_that_prefers_both_families_is_told_that_no_pool_has_both() {
+    let notices = |pools: &[(&str, Value)], spec: Value| {
+        let mut objects = objects(&[], pools);
+        let service = object(json!({"metadata": {"annotations": spec["annotations"]}, "spec": {
+            "type": "LoadBalancer", "ports": [{"port": 80}], "ipFamilyPolicy": "PreferDualStack",
+            "clusterIPs": spec["clusterIPs"],
+        }}));
+        objects.services.insert(service_name("shop/a"), service);
+        let model = crate::Model::ingest(&objects, &crate::IngestOptions::default());
+        model.services[&service_name("shop/a")].notices.clone()
+    };
+    let v4 = || ("a", json!({"addresses": ["192.0.2.0/28"]}));
+    let v6 = || ("b", json!({"addresses": ["2001:db8::10-2001:db8::19"]}));
+    let both = || ("c", json!({"addresses": ["192.0.2.16/28", "2001:db8::20-2001:db8::29"]}));
+    let [notice] = &notices(&[v4(), v6()], json!({}))[..] else { panic!("not one notice") };
+    assert!(notice.contains("pool a has only IPv4 addresses, pool b only IPv6 ones"), "{notice}");
+    let manual = ("b", json!({"addresses": ["2001:db8::10-2001:db8::19"], "autoAssign": false}));
+    for (pools, spec) in [
+        (&[v4()][..], json!({})),
+        (&[v4(), v6(), both()], json!({})),
+        (&[v4(), manual], json!({})),
+        (&[v4(), v6()], json!({"annotations": {"vipmux.io/pool": "a"}})),
+        (&[v4(), v6()], json!({"clusterIPs": ["10.0.0.1"]})),
+    ] {
+        assert_eq!(notices(pools, spec.clone()), [""; 0], "{pools:?} {spec}");
+    }
 }
