@@ -1,6 +1,11 @@
 //! Defines the ports of Services, and port claims.
 
-use std::{fmt, num::NonZeroU16, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    num::NonZeroU16,
+    str::FromStr,
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -86,6 +91,35 @@ impl Port {
     }
 }
 
+/// Returns the ports as a list for people. At least three of consecutive numbers are one range:
+/// `53/UDP,8000-8099/TCP`. A range stands where the first of its ports stood.
+pub fn list(ports: &[Port]) -> String {
+    /// Fewer are as short one by one.
+    const LEAST: u16 = 3;
+    let mut ordered: Vec<(Protocol, u16)> = ports.iter().map(|port| (port.protocol, port.number.into())).collect();
+    ordered.sort_unstable();
+    let follows = |one: &(Protocol, u16), next: &(Protocol, u16)| {
+        one.1 > 0 && one.0 == next.0 && one.1.checked_add(1) == Some(next.1)
+    };
+    let ranges = ordered.chunk_by(follows).filter_map(|run| Some((*run.first()?, run.last()?.1)));
+    let ranges: BTreeMap<(Protocol, u16), u16> =
+        ranges.filter(|((_, first), last)| last - first + 1 >= LEAST).collect();
+    let mut items = Vec::new();
+    let mut shown = BTreeSet::new();
+    for port in ports {
+        let number: u16 = port.number.into();
+        let range = ranges.range(..=(port.protocol, number)).next_back();
+        match range.filter(|((protocol, _), last)| *protocol == port.protocol && number <= **last) {
+            Some((start @ (protocol, first), last)) if shown.insert(start) => {
+                items.push(format!("{first}-{last}/{protocol}"));
+            }
+            Some(_) => {}
+            None => items.push(port.to_string()),
+        }
+    }
+    items.join(",")
+}
+
 /// The text is not a port such as `80/TCP`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} is no port such as 80/TCP", crate::reason::quoted(.0))]
@@ -131,6 +165,23 @@ mod tests {
         assert_eq!((all.number, all.to_string().as_str()), (PortNumber::Every, "all/TCP"));
         for text in ["", "53", "0/TCP", "65536/TCP", "53/udp", "53/UDP/x"] {
             assert!(text.parse::<Port>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_has_ranges_of_ports() {
+        for (ports, shown) in [
+            ("", ""),
+            ("80/TCP 81/TCP 443/TCP", "80/TCP,81/TCP,443/TCP"),
+            ("53/UDP 53/TCP", "53/UDP,53/TCP"),
+            ("5060/UDP 20000/UDP 20001/UDP 20002/UDP 80/TCP", "5060/UDP,20000-20002/UDP,80/TCP"),
+            ("1/TCP 1/UDP 2/TCP 2/UDP 3/TCP 3/UDP", "1-3/TCP,1-3/UDP"),
+            ("3/TCP 9/TCP 2/TCP 1/TCP", "1-3/TCP,9/TCP"),
+            ("65533/TCP 65534/TCP 65535/TCP 1/UDP", "65533-65535/TCP,1/UDP"),
+            ("all/TCP 1/TCP 2/TCP", "all/TCP,1/TCP,2/TCP"),
+        ] {
+            let ports: Vec<Port> = ports.split_whitespace().map(|port| port.parse().unwrap()).collect();
+            assert_eq!(list(&ports), shown);
         }
     }
 }

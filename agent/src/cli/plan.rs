@@ -16,7 +16,7 @@ use serde::Serialize;
 use self::{comparison::Comparison, report::PlanReport};
 use crate::{
     dry_run::{self, InputError, ManifestAllocation},
-    output::table::{Color, ignore_broken_pipe},
+    output::table::{Color, ignore_broken_pipe, terminal_columns},
 };
 use vipmux_cluster::source::manifests;
 use vipmux_model::{ServiceName, tag::ServiceTag};
@@ -121,15 +121,18 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
 
 /// Something that `vipmux plan` prints.
 trait PlanOutput: Serialize {
-    /// Writes tables to `out`, warnings and problems to `err`.
-    fn print(&self, out: &mut impl Write, err: &mut impl Write, color: Color) -> io::Result<()>;
+    /// Writes tables to `out`, warnings and problems to `err`. `columns`: the width of the terminal.
+    fn print(&self, out: &mut impl Write, err: &mut impl Write, color: Color, columns: Option<usize>)
+    -> io::Result<()>;
 }
 
 /// Writes the plan to `out`. With tables, warnings and problems go to standard error.
 fn print(report: &impl PlanOutput, output: OutputFormat, out: &mut impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     match output {
-        OutputFormat::Table => report.print(&mut out, &mut io::stderr().lock(), Color::of_stdout())?,
+        OutputFormat::Table => {
+            report.print(&mut out, &mut io::stderr().lock(), Color::of_stdout(), terminal_columns())?;
+        }
         OutputFormat::Json => {
             serde_json::to_writer_pretty(&mut out, report)?;
             writeln!(out)?;

@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     fmt::{Display, Write as _},
     io::{self, IsTerminal, Write},
+    iter,
 };
 
 /// The choice between plain text and ANSI colors (ECMA-48 SGR).
@@ -57,6 +58,16 @@ impl Tone {
     }
 }
 
+/// The blanks between two columns.
+const GAP: usize = 2;
+/// The characters after which a cell may be broken.
+const BREAKS: [char; 2] = [' ', ','];
+
+/// Returns the width of the terminal that standard output is; `None`: it is a file or a pipe.
+pub fn terminal_columns() -> Option<usize> {
+    terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0.into())
+}
+
 /// One cell of a [`Table`].
 pub struct Cell<'text> {
     text: Text<'text>,
@@ -97,6 +108,8 @@ pub struct Table {
     text: String,
     /// The end of each cell's text.
     ends: Vec<usize>,
+    /// The maximum width of a line, in characters.
+    limit: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -138,6 +151,12 @@ impl Table {
         self
     }
 
+    /// Breaks cells at blanks and commas so that lines are not wider than this, if possible.
+    pub fn within(mut self, columns: Option<usize>) -> Self {
+        self.limit = columns;
+        self
+    }
+
     /// Adds a row. Missing cells at its end are shown as empty; cells beyond the header are
     /// dropped. Control characters are escaped: text of a manifest must not control the terminal.
     pub fn row<'text, C: Into<Cell<'text>>>(&mut self, cells: impl IntoIterator<Item = C>) {
@@ -166,8 +185,46 @@ impl Table {
         }
     }
 
+    /// Returns the cells' texts.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let starts = iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| &self.text[start..end])
+    }
+
+    /// Returns the same table with cells broken into rows, if it is too wide.
+    fn broken(&self) -> Option<Self> {
+        let mut widths: Vec<usize> = self.columns.iter().map(|column| column.width).collect();
+        let total = |widths: &[usize]| widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+        let limit = self.limit.filter(|limit| *limit < total(&widths))?;
+        let mut least = vec![0; widths.len()];
+        for (index, text) in self.texts().enumerate() {
+            let least = &mut least[index % widths.len()];
+            *least = text.split_inclusive(BREAKS).map(|word| word.trim_end().chars().count()).fold(*least, usize::max);
+        }
+        // The widest column that can be narrower gives way.
+        while total(&widths) > limit {
+            let can = (0..widths.len()).filter(|&index| widths[index] > least[index]);
+            let Some(widest) = can.max_by_key(|&index| widths[index]) else { break };
+            widths[widest] -= 1;
+        }
+        let columns: Vec<Column> = self.columns.iter().map(|it| Column { width: 0, right: it.right }).collect();
+        let mut table = Self { columns, ..Self::default() };
+        let texts: Vec<&str> = self.texts().collect();
+        for (texts, styles) in texts.chunks(widths.len()).zip(self.cells.chunks(widths.len())) {
+            let cells: Vec<Vec<&str>> = texts.iter().zip(&widths).map(|(text, width)| wrapped(text, *width)).collect();
+            for line in 0..cells.iter().map(Vec::len).max().unwrap_or_default() {
+                let part = |cell: &Vec<&'_ str>| cell.get(line).copied().unwrap_or(" ").to_owned();
+                table.row(cells.iter().zip(styles).map(|(cell, style)| Cell::toned(part(cell), style.tone)));
+            }
+        }
+        Some(table)
+    }
+
     /// Writes header and rows.
     pub fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
+        if let Some(table) = self.broken() {
+            return table.print(out, color);
+        }
         let mut start = 0;
         let mut line = String::new();
         let mut ends = self.ends.iter();
@@ -182,7 +239,7 @@ impl Table {
                     (false, true) => (0, 0),
                     (false, false) => (0, padding),
                 };
-                let gap = if index == 0 { 0 } else { 2 };
+                let gap = if index == 0 { 0 } else { GAP };
                 blanks(&mut line, gap + before);
                 let sgr = if color == Color::Always { cell.tone.sgr() } else { "" };
                 line.push_str(sgr);
@@ -190,11 +247,30 @@ impl Table {
                 line.push_str(if sgr.is_empty() { "" } else { "\x1b[0m" });
                 blanks(&mut line, after);
             }
+            // A broken cell has no text in its last lines.
+            line.truncate(line.trim_end_matches(' ').len());
             line.push('\n');
             out.write_all(line.as_bytes())?;
         }
         Ok(())
     }
+}
+
+/// Returns the lines of a text that are not wider than this, except where it has no blank or comma.
+fn wrapped(text: &str, width: usize) -> Vec<&str> {
+    let mut lines = Vec::new();
+    let (mut start, mut end, mut count) = (0, 0, 0);
+    for word in text.split_inclusive(BREAKS) {
+        let letters = word.trim_end().chars().count();
+        if count > 0 && count + letters > width {
+            lines.push(text[start..end].trim_end());
+            (start, count) = (end, 0);
+        }
+        end += word.len();
+        count += word.chars().count();
+    }
+    lines.push(text[start..end].trim_end());
+    lines
 }
 
 /// Adds blanks, faster than `extend` does.
@@ -237,6 +313,25 @@ VIP         PORTS  NAME
 prüfe           -  last
 "
         );
+    }
+
+    #[test]
+    fn cells_are_broken_where_the_terminal_is_too_narrow() {
+        let mut table = Table::new(&["VIP", "PORTS", "MESSAGE"]);
+        table.row(["192.0.2.10", "1/TCP,3/TCP,5/TCP", "it is shared with shop/dns"]);
+        table.row(["192.0.2.11", "1/TCP", "-"]);
+        let wide = render(&table, Color::Never);
+        let at = |columns| render(&table.clone().within(Some(columns)), Color::Never);
+        assert_eq!(at(57), wide, "it fits");
+        let narrow = "\
+VIP         PORTS         MESSAGE
+192.0.2.10  1/TCP,3/TCP,  it is shared
+            5/TCP         with shop/dns
+192.0.2.11  1/TCP         -
+";
+        assert_eq!(at(40), narrow);
+        assert!(at(5).lines().all(|line| line.chars().count() <= 28), "words are never broken");
+        assert!(wide.lines().chain(narrow.lines()).all(|line| line.trim_end() == line));
     }
 
     #[test]

@@ -10,12 +10,17 @@ use serde::Serialize;
 
 use super::{
     PlanOutput,
-    report::{PlanReport, ServiceRow, VipRow, joined},
+    report::{PlanReport, PortRow, ServiceRow, VipRow, joined},
 };
 use crate::explain::AssignmentState;
 use crate::output::table::{Cell, Color, Table, Tone};
 use vipmux_allocate::Allocation;
-use vipmux_model::{PortClaim, PortNumber, ServiceName, Vip, objects::Problem, port::Port, reason::Note};
+use vipmux_model::{
+    PortClaim, PortNumber, ServiceName, Vip,
+    objects::Problem,
+    port::{self, Port},
+    reason::Note,
+};
 
 /// The difference of two plans.
 #[derive(Debug, Serialize)]
@@ -184,7 +189,7 @@ impl<'a> Comparison<'a> {
                 ),
                 Cell::from(of(&|row| row.state.name().to_owned())),
                 Cell::from(of(&|row| joined(&row.addresses))),
-                Cell::from(of(&|row| joined(&row.ports))),
+                Cell::from(of(&|row| PortRow::list(&row.ports))),
                 Cell::from(of(&|row| row.reason.to_string())),
                 Cell::from(row.after.map_or("", |row| row.message)),
                 Cell::from(of(&treatment)),
@@ -219,7 +224,13 @@ impl<'a> Comparison<'a> {
 }
 
 impl PlanOutput for Comparison<'_> {
-    fn print(&self, out: &mut impl Write, err: &mut impl Write, color: Color) -> io::Result<()> {
+    fn print(
+        &self,
+        out: &mut impl Write,
+        err: &mut impl Write,
+        color: Color,
+        columns: Option<usize>,
+    ) -> io::Result<()> {
         for problem in &self.problems {
             writeln!(err, "error: {problem}")?;
         }
@@ -239,11 +250,11 @@ impl PlanOutput for Comparison<'_> {
             }
         }
         if !self.services.is_empty() {
-            self.service_table().print(out, color)?;
+            self.service_table().within(columns).print(out, color)?;
             writeln!(out)?;
         }
         if !self.vips.is_empty() {
-            self.vip_table().print(out, color)?;
+            self.vip_table().within(columns).print(out, color)?;
             writeln!(out)?;
         }
         writeln!(out, "unchanged: Services {}, VIPs {}", self.unchanged.services, self.unchanged.vips)?;
@@ -261,7 +272,7 @@ impl Disturbance {
     fn text(&self) -> String {
         match &self.service {
             Some(service) => {
-                format!("{service} would no longer be served on {}: {}", self.address, joined(&self.ports))
+                format!("{service} would no longer be served on {}: {}", self.address, port::list(&self.ports))
             }
             None => format!("nobody would lead {}", self.address),
         }

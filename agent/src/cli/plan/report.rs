@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     io::{self, Write},
 };
 
@@ -20,7 +19,7 @@ use vipmux_model::{
     objects::{Objects, Problem},
     policy::{IdleTimeouts, Policy},
     pool::Pool,
-    port::Port,
+    port::{self, Port},
     probe::Probe,
     reason::{Note, Reason},
     service::Service,
@@ -103,9 +102,11 @@ pub(super) struct PortRow {
     protocol: Protocol,
 }
 
-impl fmt::Display for PortRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Port { number: self.port.into(), protocol: self.protocol }.fmt(f)
+impl PortRow {
+    /// Returns the ports for people.
+    pub(super) fn list(rows: &[Self]) -> String {
+        let port = |row: &Self| Port { number: row.port.into(), protocol: row.protocol };
+        port::list(&rows.iter().map(port).collect::<Vec<_>>())
     }
 }
 
@@ -213,7 +214,7 @@ impl<'a> PlanReport<'a> {
                 Cell::from(format!("{}/{}", row.namespace, row.name)),
                 Cell::toned(row.state.name(), tone),
                 Cell::from(joined(&row.addresses)),
-                Cell::from(joined(&row.ports)),
+                Cell::from(PortRow::list(&row.ports)),
                 Cell::toned(row.reason.to_string(), tone),
                 Cell::from(row.message),
                 Cell::from(row.treatment.as_ref().map_or("", |treatment| &treatment.text)),
@@ -233,7 +234,13 @@ impl<'a> PlanReport<'a> {
 }
 
 impl PlanOutput for PlanReport<'_> {
-    fn print(&self, out: &mut impl Write, err: &mut impl Write, color: Color) -> io::Result<()> {
+    fn print(
+        &self,
+        out: &mut impl Write,
+        err: &mut impl Write,
+        color: Color,
+        columns: Option<usize>,
+    ) -> io::Result<()> {
         for problem in self.problems {
             writeln!(err, "error: {problem}")?;
         }
@@ -262,7 +269,7 @@ impl PlanOutput for PlanReport<'_> {
             writeln!(err, "warning: the input has no objects that vipmux reads")?;
         }
         if self.services.iter().any(ServiceRow::is_shown) {
-            self.service_table().print(out, color)?;
+            self.service_table().within(columns).print(out, color)?;
         } else {
             let usable = if self.problems.is_empty() { "" } else { "usable " };
             writeln!(out, "no {usable}Services of type LoadBalancer")?;
@@ -273,7 +280,7 @@ impl PlanOutput for PlanReport<'_> {
         }
         if !self.vips.is_empty() {
             writeln!(out)?;
-            self.vip_table().print(out, color)?;
+            self.vip_table().within(columns).print(out, color)?;
         }
         Ok(())
     }
