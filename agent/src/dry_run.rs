@@ -16,7 +16,7 @@ use vipmux_cluster::{
     assignments::{self, AssignmentsError},
     source::manifests::{self, ReadError},
 };
-use vipmux_model::{IngestOptions, Model, ServiceName, objects::Objects, tag::ServiceTag};
+use vipmux_model::{IngestOptions, Model, ServiceName, objects::Objects};
 
 /// The most Services whose changes are tried alone. Each takes an allocation of all.
 const MOST_STEPS: usize = 100;
@@ -48,10 +48,13 @@ pub(crate) struct ManifestAllocation {
 impl ManifestAllocation {
     /// Reads the manifests and allocates. `held`: who holds which address; for other Services their
     /// statuses count.
-    pub(crate) fn read(paths: &[PathBuf], held: &PreviousAssignments, tags: &[ServiceTag]) -> Result<Self, InputError> {
+    pub(crate) fn read(
+        paths: &[PathBuf],
+        held: &PreviousAssignments,
+        options: &IngestOptions,
+    ) -> Result<Self, InputError> {
         let objects = manifests::read(paths)?;
-        let options = IngestOptions { service_tags: tags.iter().cloned().collect(), ..IngestOptions::default() };
-        let model = Model::ingest(&objects, &options);
+        let model = Model::ingest(&objects, options);
         // Who holds an address by the state file has another status only because nobody wrote it.
         let by_status = |name: &ServiceName| !held.contains_key(name);
         let allocation = allocate(&model, &with_statuses(held.clone(), &model));

@@ -323,6 +323,55 @@ fn a_plan_without_nodes_warns_that_nobody_would_lead() -> Result<()> {
     Ok(())
 }
 
+/// The agents and the allocator have the same options.
+#[test]
+fn the_configuration_of_the_allocator_decides() -> Result<()> {
+    let config = "{loadBalancerClass: example.org/lb, unsetClass: false, reserve: [192.0.2.10], xdpMode: native}";
+    let classed = "\
+apiVersion: v1
+kind: Service
+metadata: {name: classed, namespace: shop, annotations: {vipmux.io/sharing-key: other}}
+spec: {type: LoadBalancer, loadBalancerClass: example.org/lb, ports: [{port: 80}]}
+";
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("classed.yaml", classed), ("config", config)])?;
+    let outcome = |args: &[&str], environment: &[(&str, &str)]| -> Result<String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vipmux"));
+        command.args(["plan", "-o", "json", "cluster.yaml", "classed.yaml"]).args(args).current_dir(directory.path());
+        let json: Value = serde_json::from_slice(&command.envs(environment.iter().copied()).output()?.stdout)?;
+        let shown =
+            |name| service(&json, name).map(|row| format!("{name}:{}", row["addresses"][0].as_str().unwrap_or("-")));
+        Ok([shown("classed")?, shown("web")?].join(" "))
+    };
+    let limit = ("VIPMUX_NAMESPACE_ADDRESSES", "1");
+    for (args, environment, expected) in [
+        (&[][..], &[][..], "classed:- web:192.0.2.10"),
+        (&["--config", "config"], &[], "classed:192.0.2.11 web:-"),
+        (&[], &[("VIPMUX_CONFIG", "config")], "classed:192.0.2.11 web:-"),
+        (&["--config", "config", "--unset-class", "true"], &[limit], "classed:192.0.2.11 web:-"),
+        (&["--load-balancer-class", "example.org/lb"], &[], "classed:192.0.2.10 web:192.0.2.11"),
+        (&["--reserve", "192.0.2.10"], &[], "classed:- web:192.0.2.11"),
+        (&["--service-addresses", "0"], &[], "classed:- web:-"),
+    ] {
+        assert_eq!(outcome(args, environment)?, expected, "{args:?} {environment:?}");
+    }
+    Ok(())
+}
+
+/// There is no agent, and there are no maps.
+#[test]
+fn explain_from_manifests_takes_the_same_options() -> Result<()> {
+    let directory = manifests(&[("cluster.yaml", CLUSTER)])?;
+    let explain = |args: &[&str]| -> Result<String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vipmux"));
+        command.args(["explain", "--socket", "none", "--pin-path", "none", "--manifests", "cluster.yaml", "shop/web"]);
+        Ok(text(&command.args(args).current_dir(directory.path()).output()?.stdout))
+    };
+    assert!(explain(&[])?.contains("192.0.2.10 from pool lan"));
+    assert!(explain(&["--reserve", "192.0.2.10"])?.contains("192.0.2.11 from pool lan"));
+    assert!(explain(&["--unset-class", "false"])?.contains("spec.loadBalancerClass is not set"));
+    Ok(())
+}
+
 #[test]
 fn the_order_of_the_files_does_not_matter() -> Result<()> {
     let directory = manifests(&[("cluster.yaml", CLUSTER), ("clashes.yaml", CLASHES)])?;

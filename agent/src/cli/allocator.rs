@@ -1,11 +1,11 @@
 //! Runs `vipmux allocator`.
 
-use std::{fs, net::IpAddr, sync::Arc};
+use std::{fs, sync::Arc};
 
 use tokio::sync::watch;
 
 use super::{
-    cluster::{AccessArgs, ScopeArgs},
+    cluster::{AccessArgs, AllocationArgs},
     config::ConfigArgs,
     http::HttpArgs,
     log::LogArgs,
@@ -13,14 +13,10 @@ use super::{
 };
 use crate::allocator::{self, AllocatorOptions, health::AllocatorHealth};
 use vipmux_cluster::access::ClusterClient;
-use vipmux_model as model;
 use vipmux_model::name::is_subdomain;
 use vipmux_supervisor::Supervisor;
 
 pub use crate::allocator::AllocatorError;
-
-/// The reason shown for addresses that are reserved by hand.
-const RESERVED: &str = "reserved (--reserve)";
 
 /// The arguments of `vipmux allocator`.
 #[derive(Debug, clap::Args)]
@@ -30,7 +26,7 @@ pub struct AllocatorArgs {
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
-    scope: ScopeArgs,
+    allocation: AllocationArgs,
     /// The allocator's name in its Lease and in Events, such as the Pod's name. Default: the host
     /// name
     #[arg(long, value_name = "NAME", env = "VIPMUX_ALLOCATOR_NAME", value_parser = pod_name)]
@@ -39,10 +35,6 @@ pub struct AllocatorArgs {
     /// Do not use it while that controller runs
     #[arg(long, env = "VIPMUX_ADOPT")]
     adopt: bool,
-    /// An address that is never assigned even if a pool has it, such as a router's; repeat for
-    /// several. Addresses of Nodes and of the API server are reserved anyway
-    #[arg(long, value_name = "ADDRESS", env = "VIPMUX_RESERVE", value_delimiter = ',')]
-    reserve: Vec<IpAddr>,
     /// The agents are removed from the nodes (deploy/uninstall): write to all Services that nobody
     /// announces their addresses. `/readyz` passes when that is done
     #[arg(long)]
@@ -55,13 +47,9 @@ pub struct AllocatorArgs {
 
 impl AllocatorArgs {
     fn options(&self) -> AllocatorOptions {
-        let reserved = self.reserve.iter().map(|address| (address.to_canonical(), RESERVED.to_owned()));
         AllocatorOptions {
             name: self.name.clone().unwrap_or_else(host),
-            ours: model::IngestOptions {
-                reserved: reserved.collect(),
-                ..model::IngestOptions::from(self.scope.clone())
-            },
+            ours: self.allocation.clone().into(),
             adopt: self.adopt,
             uninstalling: self.uninstalling,
             http: self.http.http_listen,

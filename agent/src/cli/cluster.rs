@@ -1,6 +1,6 @@
-//! The options that the agent and the allocator share in a cluster.
+//! The options that the agent, the allocator and the commands that compute their decisions share.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use clap::ArgAction;
 
@@ -32,20 +32,26 @@ impl AccessArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ScopeArgs {
     /// The spec.loadBalancerClass of the Services to serve
-    #[arg(long, value_name = "NAME", env = "VIPMUX_LOAD_BALANCER_CLASS", default_value_t = model::IngestOptions::default().load_balancer_class)]
+    #[arg(global = true, long, value_name = "NAME", env = "VIPMUX_LOAD_BALANCER_CLASS", default_value_t = model::IngestOptions::default().load_balancer_class)]
     load_balancer_class: String,
     /// Whether to serve Services without a spec.loadBalancerClass too
-    #[arg(long, value_name = "BOOL", env = "VIPMUX_UNSET_CLASS", default_value_t = true, action = ArgAction::Set)]
+    #[arg(global = true, long, value_name = "BOOL", env = "VIPMUX_UNSET_CLASS", default_value_t = true, action = ArgAction::Set)]
     unset_class: bool,
     /// A named set of source ranges for the annotation
     /// service.beta.kubernetes.io/azure-allowed-service-tags; repeat for several
-    #[arg(long = "service-tag", value_name = "NAME=CIDR,...", env = "VIPMUX_SERVICE_TAGS", value_delimiter = ';')]
+    #[arg(
+        global = true,
+        long = "service-tag",
+        value_name = "NAME=CIDR,...",
+        env = "VIPMUX_SERVICE_TAGS",
+        value_delimiter = ';'
+    )]
     service_tags: Vec<ServiceTag>,
     /// How many addresses one Service may get
-    #[arg(long, value_name = "N", env = "VIPMUX_SERVICE_ADDRESSES", default_value_t = model::AddressLimits::default().of_service)]
+    #[arg(global = true, long, value_name = "N", env = "VIPMUX_SERVICE_ADDRESSES", default_value_t = model::AddressLimits::default().of_service)]
     service_addresses: usize,
     /// How many addresses the Services of a namespace may get together. A shared address counts once
-    #[arg(long, value_name = "N", env = "VIPMUX_NAMESPACE_ADDRESSES", default_value_t = model::AddressLimits::default().of_namespace)]
+    #[arg(global = true, long, value_name = "N", env = "VIPMUX_NAMESPACE_ADDRESSES", default_value_t = model::AddressLimits::default().of_namespace)]
     namespace_addresses: usize,
 }
 
@@ -60,5 +66,27 @@ impl From<ScopeArgs> for model::IngestOptions {
             limits,
             ..Self::default()
         }
+    }
+}
+
+/// The reason shown for addresses that are reserved by hand.
+const RESERVED: &str = "reserved (--reserve)";
+
+/// All options that decide which Service gets which address: of the allocator, and of the commands that compute
+/// what it would decide.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AllocationArgs {
+    #[command(flatten)]
+    scope: ScopeArgs,
+    /// An address that is never assigned even if a pool has it, such as a router's; repeat for
+    /// several. Addresses of Nodes and of the API server are reserved anyway
+    #[arg(global = true, long, value_name = "ADDRESS", env = "VIPMUX_RESERVE", value_delimiter = ',')]
+    reserve: Vec<IpAddr>,
+}
+
+impl From<AllocationArgs> for model::IngestOptions {
+    fn from(AllocationArgs { scope, reserve }: AllocationArgs) -> Self {
+        let reserved = reserve.into_iter().map(|address| (address.to_canonical(), RESERVED.to_owned()));
+        Self { reserved: reserved.collect(), ..Self::from(scope) }
     }
 }

@@ -46,9 +46,9 @@ pub struct ConfigArgs {
 /// The option of a command that works beside an agent and shares options with it.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SharedConfigArgs {
-    /// The agent's configuration file, for the options that this command shares with it. Flags and
-    /// environment variables take precedence over it
-    #[arg(id = SHARED, long = OPTION, value_name = "FILE", env = "VIPMUX_CONFIG")]
+    /// The configuration file of the agent or the allocator, for the options that this command
+    /// shares with them. Flags and environment variables take precedence over it
+    #[arg(id = SHARED, global = true, long = OPTION, value_name = "FILE", env = "VIPMUX_CONFIG")]
     config: Option<PathBuf>,
 }
 

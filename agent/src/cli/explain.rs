@@ -9,7 +9,7 @@ use std::{
 
 use imbl::OrdMap;
 
-use super::config::SharedConfigArgs;
+use super::{cluster::AllocationArgs, config::SharedConfigArgs};
 use crate::{
     control::{self, Answer, AskError, ControlCommand, DEFAULT_SOCKET},
     dry_run::{self, InputError, ManifestAllocation},
@@ -31,7 +31,6 @@ use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
     health::{Findings, Health},
     serving::desired_services,
-    tag::ServiceTag,
 };
 
 /// The exit status if something is broken.
@@ -61,10 +60,8 @@ pub struct ExplainArgs {
     /// With --manifests: an agent's assignments.yaml, which records who holds which address
     #[arg(long, value_name = "FILE", requires = "manifests")]
     state: Option<PathBuf>,
-    /// With --manifests: a named set of source ranges, as configured for the agents; repeat for
-    /// several
-    #[arg(long = "service-tag", value_name = "NAME=CIDR,...", requires = "manifests")]
-    service_tags: Vec<ServiceTag>,
+    #[command(flatten)]
+    allocation: AllocationArgs,
     /// Print JSON on one line (docs/explain.md)
     #[arg(short, long)]
     json: bool,
@@ -118,7 +115,7 @@ impl ExplainArgs {
     fn details_of_manifests(&self) -> Result<TargetDetails, ExplainError> {
         let held = dry_run::holders(self.state.as_deref())?;
         let ManifestAllocation { objects, model, allocation, .. } =
-            ManifestAllocation::read(&self.manifests, &held, &self.service_tags)?;
+            ManifestAllocation::read(&self.manifests, &held, &self.allocation.clone().into())?;
         let services = desired_services(&model, &allocation.claims(), &Health::default(), &OrdMap::new());
         let leaders = placement::leaders(&candidates_of(&model, allocation.vips().into_keys()));
         let results = PipelineResults {

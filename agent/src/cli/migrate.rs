@@ -14,6 +14,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     agent::time,
     check::{Checked, FAILS},
+    cluster::AllocationArgs,
+    config::SharedConfigArgs,
 };
 use crate::{
     migrate::{
@@ -35,7 +37,7 @@ use vipmux_cluster::{
     source::manifests::{self, ReadError},
 };
 use vipmux_datapath::link::LinkError;
-use vipmux_model::objects::Problem;
+use vipmux_model::{IngestOptions, objects::Problem};
 
 /// The files of a migration.
 const POOLS: &str = "pools.yaml";
@@ -47,6 +49,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Move a live cluster from MetalLB, kube-vip or Cilium to vipmux (docs/migrating.md)
 #[derive(Debug, clap::Args)]
 pub struct MigrateArgs {
+    #[command(flatten)]
+    _config: SharedConfigArgs,
+    #[command(flatten)]
+    allocation: AllocationArgs,
     #[command(subcommand)]
     command: MigrateCommand,
 }
@@ -173,16 +179,17 @@ impl CommonArgs {
 /// Runs a command. Returns the exit status.
 pub fn run(args: &MigrateArgs) -> Result<ExitCode, MigrateError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(MigrateError::Runtime)?;
+    let options = args.allocation.clone().into();
     runtime.block_on(async {
         match &args.command {
-            MigrateCommand::Plan(args) => plan(&args.common).await,
+            MigrateCommand::Plan(args) => plan(&args.common, &options).await,
             MigrateCommand::Ready(args) => check(args, is_ready).await,
-            MigrateCommand::Verify(args) => check(args, is_migrated).await,
+            MigrateCommand::Verify(args) => check(args, async |args| is_migrated(args, &options).await).await,
         }
     })
 }
 
-async fn plan(args: &CommonArgs) -> Result<ExitCode, MigrateError> {
+async fn plan(args: &CommonArgs, options: &IngestOptions) -> Result<ExitCode, MigrateError> {
     let record = args.folder.join(BEFORE);
     if record.exists() {
         return Err(MigrateError::Exists(record));
@@ -193,7 +200,7 @@ async fn plan(args: &CommonArgs) -> Result<ExitCode, MigrateError> {
     }
     let converted = Converted::of(&cluster.objects, &cluster.foreign);
     let snapshot = Snapshot::of(&cluster.services, now());
-    let plan = MigrationPlan::new(&cluster, &converted, &snapshot, &args.shown());
+    let plan = MigrationPlan::new(&cluster, &converted, &snapshot, options, &args.shown());
     fs::create_dir_all(&args.folder).map_err(failed(&args.folder))?;
     write(&args.folder.join(POOLS), converted.yaml()?.as_bytes())?;
     if let Some(saved) = cluster.foreign.cilium_yaml()? {
@@ -260,18 +267,52 @@ async fn is_ready(args: &CheckArgs) -> Result<Vec<Finding>, MigrateError> {
     Ok(ready::assess(&before, &written, &cluster, &lan, &args.common.shown()))
 }
 
-async fn is_migrated(args: &CheckArgs) -> Result<Vec<Finding>, MigrateError> {
+async fn is_migrated(args: &CheckArgs, options: &IngestOptions) -> Result<Vec<Finding>, MigrateError> {
     let before = Snapshot::read(&args.common.folder.join(BEFORE))?;
     let cluster = args.common.cluster().await?;
     let lan = lan::ask(&before.addresses(), args.interface.as_deref()).await?;
-    Ok(verify::assess(&before, &cluster, &lan, &args.common.shown()))
+    Ok(verify::assess(&before, &cluster, &lan, options, &args.common.shown()))
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
 
-    use super::*;
+    use clap::Parser;
+
+    use super::{super::config, *};
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(subcommand)]
+        command: Sub,
+    }
+
+    #[derive(Debug, Subcommand)]
+    enum Sub {
+        Migrate(MigrateArgs),
+        Allocator(super::super::allocator::AllocatorArgs),
+    }
+
+    #[test]
+    fn the_configuration_of_the_allocator_counts_wherever_its_options_stand() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.yaml");
+        fs::write(&file, "{loadBalancerClass: example.org/lb, reserve: [192.0.2.1], adopt: true}").unwrap();
+        let file = file.to_str().unwrap();
+        for arguments in [
+            &["--config", file, "plan", "out"][..],
+            &["plan", "out", "--config", file],
+            &["verify", "--config", file, "out"],
+            &["plan", "--load-balancer-class", "example.org/lb", "out", "--reserve", "192.0.2.1"],
+        ] {
+            let all: Vec<_> = ["vipmux", "migrate"].iter().chain(arguments).map(Into::into).collect();
+            let Sub::Migrate(args) = config::parse::<Command>(&all).unwrap().command else { panic!() };
+            let options = IngestOptions::from(args.allocation);
+            assert_eq!(options.load_balancer_class, "example.org/lb", "{arguments:?}");
+            assert_eq!(options.reserved.len(), 1, "{arguments:?}");
+        }
+    }
 
     fn refused(code: u16) -> MigrateError {
         let status = kube::core::Status::failure("storage is (re)initializing", "TooManyRequests").with_code(code);

@@ -14,12 +14,13 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::{comparison::Comparison, report::PlanReport};
+use super::{cluster::AllocationArgs, config::SharedConfigArgs};
 use crate::{
     dry_run::{self, InputError, ManifestAllocation},
     output::table::{Color, ignore_broken_pipe, terminal_columns},
 };
 use vipmux_cluster::source::manifests;
-use vipmux_model::{ServiceName, tag::ServiceTag};
+use vipmux_model::ServiceName;
 
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
@@ -44,10 +45,10 @@ pub struct PlanArgs {
     /// does not name keep the addresses in their statuses
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// A named set of source ranges, as configured for the agents
-    /// (service.beta.kubernetes.io/azure-allowed-service-tags); repeat for several
-    #[arg(long = "service-tag", value_name = "NAME=CIDR,...")]
-    service_tags: Vec<ServiceTag>,
+    #[command(flatten)]
+    allocation: AllocationArgs,
+    #[command(flatten)]
+    _config: SharedConfigArgs,
 }
 
 /// The output format.
@@ -93,15 +94,16 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
         return Err(PlanCommandError::StdinTwice);
     }
     let held = dry_run::holders(args.state.as_deref())?;
+    let options = args.allocation.clone().into();
     let (usable, as_requested, written) = if args.before.is_empty() {
-        let plan = ManifestAllocation::read(&args.paths, &held, &args.service_tags)?;
+        let plan = ManifestAllocation::read(&args.paths, &held, &options)?;
         let report = plan.report(&plan.lost);
         let written = print(&report, args.output, &mut io::stdout().lock());
         let as_requested = plan.allocation.is_complete() && plan.lost.is_empty() && report.is_announced();
         (plan.is_usable(), as_requested, written)
     } else {
-        let before = ManifestAllocation::read(&args.before, &held, &args.service_tags)?;
-        let after = ManifestAllocation::read(&args.paths, &before.allocation.as_previous(), &args.service_tags)?;
+        let before = ManifestAllocation::read(&args.before, &held, &options)?;
+        let after = ManifestAllocation::read(&args.paths, &before.allocation.as_previous(), &options)?;
         // What is in force now is what the first manifests' statuses show.
         let (none, mut lost) = (BTreeMap::new(), before.lost.clone());
         lost.extend(after.lost.clone());

@@ -74,9 +74,15 @@ struct ObjectChange {
 
 impl MigrationPlan {
     /// Plans the migration of a cluster. `folder`: the folder of the migration's files.
-    pub fn new(cluster: &LiveCluster, converted: &Converted, snapshot: &Snapshot, folder: &str) -> Self {
+    pub fn new(
+        cluster: &LiveCluster,
+        converted: &Converted,
+        snapshot: &Snapshot,
+        options: &IngestOptions,
+        folder: &str,
+    ) -> Self {
         let objects = converted.replaced_in(&cluster.objects);
-        let model = Model::ingest(&objects, &IngestOptions::default());
+        let model = Model::ingest(&objects, options);
         let allocation = allocate(&model, &with_statuses(BTreeMap::new(), &model));
         let lost = lost_addresses(&objects, &model, &allocation);
         let services = snapshot.services.iter().map(|record| {
@@ -356,7 +362,7 @@ mod tests {
     fn plan(cluster: &LiveCluster) -> MigrationPlan {
         let converted = Converted::of(&cluster.objects, &cluster.foreign);
         let snapshot = Snapshot::of(&cluster.services, Timestamp::UNIX_EPOCH);
-        MigrationPlan::new(cluster, &converted, &snapshot, "out")
+        MigrationPlan::new(cluster, &converted, &snapshot, &IngestOptions::default(), "out")
     }
 
     #[test]

@@ -24,11 +24,17 @@ use vipmux_model::{
 };
 
 /// Returns the findings.
-pub fn assess(before: &Snapshot, cluster: &LiveCluster, lan: &LanAnswers, folder: &str) -> Vec<Finding> {
+pub fn assess(
+    before: &Snapshot,
+    cluster: &LiveCluster,
+    lan: &LanAnswers,
+    options: &IngestOptions,
+    folder: &str,
+) -> Vec<Finding> {
     let services: BTreeMap<_, _> = cluster.services.iter().map(|service| (id(service), service)).collect();
     let held: BTreeMap<_, _> = before.by_name().into_iter().filter(|(_, it)| !it.addresses.is_empty()).collect();
     // Services of other classes stay with their controllers.
-    let ours = |service: &&Service| is_ours(service, &IngestOptions::default());
+    let ours = |service: &&Service| is_ours(service, options);
     let kept: BTreeMap<_, _> =
         held.keys().filter_map(|name| Some((name, *services.get(name)?))).filter(|(_, it)| ours(it)).collect();
     let mut found = comings_and_goings(before, cluster, &held, &services);
@@ -220,7 +226,7 @@ mod tests {
     fn found(services: Vec<Service>, macs: &[u8]) -> Vec<Finding> {
         let macs = macs.iter().map(|last| Mac::new([2, 0, 0, 0, 0, *last])).collect();
         let lan = [(vip("192.0.2.10"), LanAnswer::Macs(macs))].into();
-        assess(&before(), &LiveCluster { services, ..LiveCluster::default() }, &lan, "out")
+        assess(&before(), &LiveCluster { services, ..LiveCluster::default() }, &lan, &IngestOptions::default(), "out")
     }
 
     fn failed(found: &[Finding]) -> Vec<&str> {
