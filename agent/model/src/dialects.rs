@@ -17,11 +17,11 @@ mod vipmux;
 
 use std::{collections::BTreeMap, ops::Bound};
 
+pub use self::{notices::notices, read::request};
 pub(super) use self::{
-    notices::misplaced,
+    notices::{misplaced, of_labels, tolerated},
     read::{agreed, boolean, invalid, listed, spelling, whole},
 };
-pub use self::{notices::notices, read::request};
 use crate::Family;
 
 /// All dialects.

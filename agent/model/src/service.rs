@@ -150,6 +150,7 @@ impl Service {
         let (probes, misread) = Probes::read(annotations, listed)
             .map_or_else(|fault| (Probes::default(), Some(fault)), |probes| (probes, None));
         let mut notices = dialects::notices(annotations, &ports);
+        notices.extend(metadata.labels.iter().flat_map(|labels| dialects::of_labels(labels, annotations)));
         notices.extend(families.left_out(&request));
         notices.extend(probes.notice.clone());
         let unexposed = unexposed::read(annotations, &ports, &policy)?;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{ALL, Annotations, Dialect, Meaning, PORT, port_of, read::boolean};
-use crate::{Protocol, port::Port, reason::quoted};
+use crate::{Protocol, port::Port, reason::quoted, selector::Labels};
 
 /// The maximum length of a key that is compared with others, bytes. Kubernetes allows a subdomain
 /// of 253, a slash and 63 more.
@@ -30,6 +30,15 @@ pub(crate) fn misplaced(annotations: &Annotations) -> Option<&str> {
     let there = annotations.iter().filter(|(_, value)| !value.is_empty());
     let asking = there.filter_map(|(key, _)| Some((key.as_str(), owner(key)?.meaning(key)?)));
     asking.filter(|(_, meaning)| meaning.is_request() && *meaning != Meaning::Marker).map(|(key, _)| key).next()
+}
+
+/// Returns notices about labels that have the key of an annotation.
+pub(crate) fn of_labels<'a>(labels: &'a Labels, annotations: &'a Annotations) -> impl Iterator<Item = String> + 'a {
+    let mislaid =
+        |key: &&String| !annotations.contains_key(*key) && owner(key).is_some_and(|it| it.meaning(key).is_some());
+    let message =
+        |key: &String| format!("{} has no effect as a label: it belongs under metadata.annotations", quoted(key));
+    labels.keys().filter(mislaid).map(message).take(MAX_NOTICES)
 }
 
 fn notice(key: &str, annotations: &Annotations, ports: &BTreeMap<Port, String>) -> Option<String> {
@@ -127,7 +136,7 @@ fn name_in<'a>(dialect: &Dialect, key: &'a str) -> &'a str {
 }
 
 /// Returns how many letters of a name of this length may be wrong, missing, extra or swapped.
-fn tolerated(length: usize) -> usize {
+pub(crate) fn tolerated(length: usize) -> usize {
     (1 + length / 6).min(3)
 }
 

@@ -179,6 +179,16 @@ fn annotations_without_effect_are_noted_with_the_remedy() {
 }
 
 #[test]
+fn a_label_with_the_key_of_an_annotation_is_noted() {
+    let labels = ["metallb.io/allow-shared-ip", "metallb.io/other", "app", "vipmux.io/pool"];
+    let labels = labels.map(|key| (key.to_owned(), "x".to_owned())).into();
+    let annotations = [("vipmux.io/pool".to_owned(), "x".to_owned())].into();
+    let notices: Vec<_> = of_labels(&labels, &annotations).collect();
+    let message = "\"metallb.io/allow-shared-ip\" has no effect as a label: it belongs under metadata.annotations";
+    assert_eq!(notices, [message]);
+}
+
+#[test]
 fn unsupported_annotations_that_change_the_service_are_refused_with_the_remedy() {
     for (annotation, value, remedy) in [
         ("kube-vip.io/loadbalancerIPs", "0.0.0.0", "none comes from DHCP: leave it out to get one from a pool"),

@@ -324,10 +324,6 @@ fn decode<T: DeserializeOwned>(
     validate: impl Fn(&T) -> Vec<Flaw>,
     wrap: impl Fn(Arc<T>) -> Object,
 ) -> Result<(Identity, Object), Vec<Flaw>> {
-    let flaws = validate::metadata(&value);
-    if !flaws.is_empty() {
-        return Err(flaws);
-    }
     let (mut object, mut flaws): (T, _) = read(value, kind.is_own())?;
     flaws.extend(validate(&object));
     if !flaws.is_empty() {

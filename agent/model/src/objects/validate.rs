@@ -5,6 +5,7 @@
 //! that vipmux reads.
 
 mod custom;
+mod field_names;
 
 use std::{
     collections::BTreeSet,
@@ -19,9 +20,9 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use serde_json::Value;
 
 pub(super) use self::custom::{address_pool, l2_advertisement, vip_policy, vip_pool};
+pub use self::field_names::field_names;
 use super::field::FieldPath;
 use crate::{Protocol, policy::AFFINITY_SECONDS, prefix::Prefix};
 
@@ -184,19 +185,6 @@ fn service_ports(flaws: &mut Flaws, ports: &[ServicePort]) {
         let claim = format!("{}/{}", port.port, port.protocol.as_deref().unwrap_or("TCP"));
         flaws.unique(field("port"), claim, &mut claims);
     }
-}
-
-/// Returns the flaws of an object's metadata as written: a key that looks like that of an
-/// annotation or label, but is not a field. The API server drops it, and kubectl refuses it.
-pub fn metadata(object: &Value) -> Vec<Flaw> {
-    let fields = object.get("metadata").and_then(Value::as_object).into_iter().flatten();
-    let misplaced = fields.filter(|(name, _)| name.contains('/'));
-    let flaw = |(name, _): (&String, &Value)| {
-        let message =
-            "no field of metadata: an annotation belongs under metadata.annotations, a label under metadata.labels";
-        Flaw::new(FieldPath::of(&["metadata", name]), message)
-    };
-    misplaced.map(flaw).collect()
 }
 
 /// Returns the flaws of an EndpointSlice.

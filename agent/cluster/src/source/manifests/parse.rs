@@ -19,7 +19,7 @@ use vipmux_model::objects::{
     Problem,
     field::{self, FieldPath},
     object::{Class, Identity, Kind, Object},
-    validate::Flaw,
+    validate::{self, Flaw},
 };
 
 /// Problems of one document that get their line. Further ones have their field alone.
@@ -251,7 +251,9 @@ impl DocumentReader<'_> {
 
     fn object(&mut self, path: FieldPath, kind: Kind, value: Value) {
         let identity = Identity::of(kind, &value);
-        match Object::decode(kind, value) {
+        let flaws = validate::field_names(kind, &value);
+        let decoded = if flaws.is_empty() { Object::decode(kind, value) } else { Err(flaws) };
+        match decoded {
             Ok((identity, object)) => {
                 let location =
                     ObjectLocation { file: Arc::clone(self.file), document: self.document.number, item: self.items };

@@ -47,6 +47,12 @@ fn a_service_that_the_api_server_would_refuse_is_a_problem() {
         ("  externalTrafficPolicy: local", 5, ".externalTrafficPolicy", "Cluster, Local are known"),
         ("  ipFamilies: [IPv4, IPv5]", 5, ".ipFamilies[1]", "\"IPv5\""),
         ("  ipFamilyPolicy: DualStack", 5, ".ipFamilyPolicy", "\"DualStack\""),
+        (
+            "  loadBalancerSourceRange: [10.0.0.0/8]",
+            5,
+            ".loadBalancerSourceRange",
+            "did you mean spec.loadBalancerSourceRanges?",
+        ),
         ("  sessionAffinity: Client", 5, ".sessionAffinity", "\"Client\""),
         (
             "  loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.1]",
@@ -68,6 +74,7 @@ fn a_service_that_the_api_server_would_refuse_is_a_problem() {
         ("  - port: \"80\"", 6, "[0].port", "\"80\" is text, but a whole number is expected"),
         ("  - port: 80.5", 6, "[0].port", "80.5 is a number, but a whole number is expected"),
         ("  - port: 80\n    protocol: tcp", 7, "[0].protocol", "unknown protocol \"tcp\""),
+        ("  - port: 80\n    Protocol: UDP", 7, "[0].Protocol", "did you mean spec.ports.protocol?"),
         ("  - port: 80\n    name: Http", 7, "[0].name", "RFC 1123 label"),
         ("  - port: 80\n    name: a\n  - port: 81", 5, "[1].name", "required where there is more"),
     ];
@@ -114,7 +121,7 @@ fn an_object_without_a_usable_name_is_a_problem() {
             "metadata:\n  name: web\n  metallb.io/allow-shared-ip: web\nspec: {}",
             5,
             ".metallb.io/allow-shared-ip",
-            "no field of metadata: an annotation belongs under metadata.annotations",
+            "unknown field: an annotation belongs under metadata.annotations",
         ),
     ];
     expect_all("apiVersion: v1\nkind: Service\n", "metadata", &table);
@@ -197,6 +204,8 @@ fn a_custom_resource_that_its_schema_or_rules_would_refuse_is_a_problem() {
     ];
     expect_all(&format!("{POLICY}  preferredNodes:\n"), "spec.preferredNodes", &table);
     let table = [
+        ("  ipAddressPool: [lan]", 5, ".ipAddressPool", "did you mean spec.ipAddressPools?"),
+        ("  nodeSelectors: [{rack: a}]", 5, ".nodeSelectors[0].rack", "matchExpressions, matchLabels are known"),
         ("  ipAddressPools: lan", 5, ".ipAddressPools", "\"lan\" is text, but a list is expected"),
         (
             "  nodeSelectors: [{}, {matchExpressions: [{key: a, operator: Exists, values: [b]}]}]",
