@@ -26,6 +26,10 @@ use crate::{
 /// The maximum number of ports of one Service. Kubernetes limits only the object's size.
 const MAX_PORTS: usize = 1024;
 
+/// The notice about a field that only kube-proxy reads.
+const EXTERNAL_IPS: &str =
+    "spec.externalIPs asks vipmux for no address: only kube-proxy serves it. Name the address in vipmux.io/addresses";
+
 /// A Service of type LoadBalancer that is ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
@@ -151,6 +155,9 @@ impl Service {
             .map_or_else(|fault| (Probes::default(), Some(fault)), |probes| (probes, None));
         let mut notices = dialects::notices(annotations, &ports);
         notices.extend(metadata.labels.iter().flat_map(|labels| dialects::of_labels(labels, annotations)));
+        if spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty()) {
+            notices.push(EXTERNAL_IPS.to_owned());
+        }
         notices.extend(families.left_out(&request));
         notices.extend(probes.notice.clone());
         let unexposed = unexposed::read(annotations, &ports, &policy)?;
@@ -385,6 +392,14 @@ mod tests {
                         IPv6 address: name one of each family, or none";
         assert_eq!(notices("PreferDualStack"), [expected]);
         assert_eq!(notices("SingleStack"), [""; 0]);
+    }
+
+    #[test]
+    fn external_ips_are_noted() {
+        let notices =
+            |ips: &[&str]| ingest(&serde_json::json!({"ports": [{"port": 1}], "externalIPs": ips})).unwrap().notices;
+        assert_eq!(notices(&["192.0.2.1", "192.0.2.2"]), [EXTERNAL_IPS]);
+        assert_eq!(notices(&[]), [""; 0]);
     }
 
     #[test]
