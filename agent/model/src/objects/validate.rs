@@ -35,6 +35,9 @@ const ADDRESSES_MAX: usize = 100;
 const ENDPOINTS_MAX: usize = 1_000;
 const SLICE_PORTS_MAX: usize = 20_000;
 
+/// `k8s.io/kubernetes/pkg/cluster/ports`.
+const KUBELET_PORT: i32 = 10_250;
+
 /// One error in an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw {
@@ -164,12 +167,28 @@ pub fn service(service: &Service) -> Vec<Flaw> {
             flaws.add(field("loadBalancerSourceRanges").index(i), error.to_string());
         }
     }
-    service_ports(&mut flaws, spec.ports.as_deref().unwrap_or_default());
+    if spec.ip_family_policy.as_deref() == Some("SingleStack")
+        && spec.ip_families.as_ref().is_some_and(|it| it.len() > 1)
+    {
+        let message = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified";
+        flaws.add(field("ipFamilyPolicy"), message);
+    }
+    let ports = spec.ports.as_deref().unwrap_or_default();
+    service_ports(&mut flaws, ports);
+    if spec.type_.as_deref() == Some("LoadBalancer") {
+        if spec.cluster_ip.iter().chain(spec.cluster_ips.iter().flatten()).any(|ip| ip == "None") {
+            flaws.add(field("clusterIP"), "may not be set to 'None' for LoadBalancer services");
+        }
+        for (i, _) in ports.iter().enumerate().filter(|(_, port)| port.port == KUBELET_PORT) {
+            let message = format!("may not expose port {KUBELET_PORT} externally since it is used by kubelet");
+            flaws.add(field("ports").index(i).key("port"), message);
+        }
+    }
     flaws.0
 }
 
 fn service_ports(flaws: &mut Flaws, ports: &[ServicePort]) {
-    let (mut names, mut claims) = (BTreeSet::new(), BTreeSet::new());
+    let (mut names, mut claims, mut node_ports) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (i, port) in ports.iter().enumerate() {
         let field = |name| FieldPath::of(&["spec", "ports"]).index(i).key(name);
         flaws.port(field("port"), port.port);
@@ -182,8 +201,13 @@ fn service_ports(flaws: &mut Flaws, ports: &[ServicePort]) {
             None if ports.len() > 1 => flaws.add(field("name"), "required where there is more than one port"),
             None => {}
         }
-        let claim = format!("{}/{}", port.port, port.protocol.as_deref().unwrap_or("TCP"));
-        flaws.unique(field("port"), claim, &mut claims);
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        flaws.unique(field("port"), format!("{}/{protocol}", port.port), &mut claims);
+        // 0 stands for none.
+        if let Some(number) = port.node_port.filter(|number| *number != 0) {
+            flaws.port(field("nodePort"), number);
+            flaws.unique(field("nodePort"), format!("{number}/{protocol}"), &mut node_ports);
+        }
     }
 }
 

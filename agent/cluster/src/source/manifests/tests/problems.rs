@@ -48,6 +48,19 @@ fn a_service_that_the_api_server_would_refuse_is_a_problem() {
         ("  ipFamilies: [IPv4, IPv5]", 5, ".ipFamilies[1]", "\"IPv5\""),
         ("  ipFamilyPolicy: DualStack", 5, ".ipFamilyPolicy", "\"DualStack\""),
         (
+            "  type: LoadBalancer\n  clusterIP: None",
+            6,
+            ".clusterIP",
+            "may not be set to 'None' for LoadBalancer services",
+        ),
+        ("  type: LoadBalancer\n  ports: [{port: 10250}]", 6, ".ports[0].port", "may not expose port 10250 externally"),
+        (
+            "  ipFamilies: [IPv4, IPv6]\n  ipFamilyPolicy: SingleStack",
+            6,
+            ".ipFamilyPolicy",
+            "must be 'RequireDualStack' or 'PreferDualStack'",
+        ),
+        (
             "  loadBalancerSourceRange: [10.0.0.0/8]",
             5,
             ".loadBalancerSourceRange",
@@ -74,11 +87,30 @@ fn a_service_that_the_api_server_would_refuse_is_a_problem() {
         ("  - port: \"80\"", 6, "[0].port", "\"80\" is text, but a whole number is expected"),
         ("  - port: 80.5", 6, "[0].port", "80.5 is a number, but a whole number is expected"),
         ("  - port: 80\n    protocol: tcp", 7, "[0].protocol", "unknown protocol \"tcp\""),
+        ("  - port: 80\n    nodePort: 99999", 7, "[0].nodePort", "99999 is no port"),
+        (
+            "  - {port: 80, name: a, nodePort: 30080}\n  - {port: 81, name: b, nodePort: 30080}",
+            7,
+            "[1].nodePort",
+            "30080/TCP stands twice",
+        ),
         ("  - port: 80\n    Protocol: UDP", 7, "[0].Protocol", "did you mean spec.ports.protocol?"),
         ("  - port: 80\n    name: Http", 7, "[0].name", "RFC 1123 label"),
         ("  - port: 80\n    name: a\n  - port: 81", 5, "[1].name", "required where there is more"),
     ];
     expect_all(&format!("{SERVICE}spec:\n  ports:\n"), "spec.ports", &table);
+}
+
+#[test]
+fn a_service_that_the_api_server_accepts_is_no_problem() {
+    for spec in [
+        "{type: ClusterIP, clusterIP: None, ports: [{port: 10250}]}",
+        "{type: LoadBalancer, clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ports: [{port: 80, nodePort: 0}]}",
+        "{ipFamilyPolicy: PreferDualStack, ipFamilies: [IPv4, IPv6], ports: [{port: 80}]}",
+        "{type: LoadBalancer, ports: [{name: a, port: 53, nodePort: 30053}, {name: b, port: 53, nodePort: 30053, protocol: UDP}]}",
+    ] {
+        assert_eq!(objects(&format!("{SERVICE}spec: {spec}")).problems, [], "{spec}");
+    }
 }
 
 #[test]
