@@ -72,7 +72,10 @@ impl Model {
         for (key, slice) in changes.iter().flat_map(|(key, both)| both.iter().flatten().map(move |it| (key, it))) {
             // Notes about a slice or its endpoints, and addresses that it reserves, need
             // `Model::ingest`.
-            let service = service_of(&key.0, slice).filter(|service| !is_api_server(service))?;
+            let service = service_of(&key.0, slice)?;
+            if is_api_server(&service) || after.unread.endpoints.contains(&service) {
+                return None;
+            }
             if let Some(ours) = self.services.get(&service) {
                 let translated = !ours.policy.direct && ours.ports.keys().all(|port| port.protocol != Protocol::Sctp);
                 (translated && Endpoints::are_sound(ours, slice, &places)).then_some(())?;
@@ -111,6 +114,7 @@ fn differ_in_slices_alone(before: &Objects, after: &Objects) -> bool {
         vip_pools,
         vip_policies,
         problems,
+        unread,
     } = before;
     services.diff(&after.services).next().is_none()
         && nodes.diff(&after.nodes).next().is_none()
@@ -120,6 +124,7 @@ fn differ_in_slices_alone(before: &Objects, after: &Objects) -> bool {
         && vip_pools.diff(&after.vip_pools).next().is_none()
         && vip_policies.diff(&after.vip_policies).next().is_none()
         && *problems == after.problems
+        && *unread == after.unread
 }
 
 fn change<'a>(item: &DiffItem<'a, 'a, SliceKey, Arc<EndpointSlice>>) -> SliceChange<'a> {

@@ -120,7 +120,9 @@ impl Model {
     pub fn ingest(objects: &Objects, options: &IngestOptions) -> Self {
         let incomplete = !objects.problems.is_empty();
         let (reserved, limits) = (options.reserved.clone(), options.limits);
-        let mut model = Self { reserved, limits, incomplete, ..Self::default() };
+        let of_kind = |(kind, remedy): (&&str, &&str)| Note::new(*kind, format!("vipmux does not read it: {remedy}"));
+        let notes = objects.unread.kinds.iter().map(of_kind).collect();
+        let mut model = Self { reserved, limits, incomplete, notes, ..Self::default() };
         model.add_nodes(objects);
         let of_nodes = model.nodes.values().flat_map(|node| &node.pod_ranges);
         model.pod_ranges = PodRanges::new(options.pod_ranges.iter().chain(of_nodes).copied());
@@ -247,12 +249,15 @@ impl Model {
     fn add_endpoints(&mut self, objects: &Objects) {
         let places = Places::new(&self.nodes);
         let mut endpoints = Endpoints::default();
+        let mut unread = objects.unread.endpoints.clone();
+        unread.retain(|service| self.services.contains_key(service));
         for ((namespace, slice_name), slice) in &objects.endpoint_slices {
             let Some(service) = service_of(namespace, slice) else {
                 let message = format!("it has no label {SERVICE_LABEL}, so its endpoints belong to no Service");
                 self.notes.push(Note::new(format!("EndpointSlice {namespace}/{slice_name}"), message));
                 continue;
             };
+            unread.remove(&service);
             if is_api_server(&service) {
                 let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
                 let parsed = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
@@ -263,6 +268,11 @@ impl Model {
                 endpoints.add(service, slice, &places, &mut self.notes);
             }
         }
+        let without_slice = |service| {
+            let message = "vipmux reads EndpointSlices alone, and the Service has none: write one";
+            Note::new(format!("Endpoints {service}"), message)
+        };
+        self.notes.extend(unread.into_iter().map(without_slice));
         for service in self.services.values() {
             for (port, port_name) in &service.ports {
                 let because = match port.protocol {
@@ -410,6 +420,21 @@ mod tests {
         let model = Model::ingest(&objects, &IngestOptions::default());
         let claimed: Vec<_> = model.claimed.iter().map(|(address, what)| format!("{address} {what}")).collect();
         assert_eq!(claimed, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
+    }
+
+    #[test]
+    fn core_endpoints_are_noted_unless_their_service_has_a_slice() {
+        let mut objects = Objects::default();
+        for name in ["mirrored", "alone"] {
+            let spec = serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+            objects.services.insert(service_name(name), object(serde_json::json!({ "spec": spec })));
+        }
+        objects.unread.endpoints = ["mirrored", "alone", "no-service"].map(service_name).into();
+        let slice = serde_json::json!({"metadata": {"labels": {(SERVICE_LABEL): "mirrored"}}, "addressType": "IPv4", "endpoints": []});
+        objects.endpoint_slices.insert(("shop".to_owned(), "mirrored-1".to_owned()), object(slice));
+        let notes = Model::ingest(&objects, &IngestOptions::default()).notes;
+        let message = "vipmux reads EndpointSlices alone, and the Service has none: write one";
+        assert_eq!(notes, [Note::new("Endpoints shop/alone", message)]);
     }
 
     #[test]

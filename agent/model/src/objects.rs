@@ -4,6 +4,7 @@ mod decode_error;
 pub mod field;
 pub mod object;
 mod problem;
+mod unread;
 pub mod validate;
 
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
 };
 
-pub use self::problem::Problem;
+pub use self::{problem::Problem, unread::UnreadObjects};
 use crate::{
     NodeName, ServiceName,
     api::{IpAddressPool, L2Advertisement, VipPolicy, VipPool},
@@ -44,4 +45,6 @@ pub struct Objects {
     /// Documents that could not be used. If one replaced a valid object, the maps above keep the
     /// last valid state.
     pub problems: Vec<Problem>,
+    /// Objects of manifests that are not read, although they ask for what vipmux does.
+    pub unread: UnreadObjects,
 }

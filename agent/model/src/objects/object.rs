@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::{
     Objects, decode_error,
     field::FieldPath,
+    unread,
     validate::{self, Flaw},
 };
 use crate::{
@@ -126,6 +127,8 @@ pub enum Class {
     List(Option<Kind>),
     /// A kind that is read, or its list, in another version; with the version that is read.
     OtherVersion(Kind, &'static str),
+    /// No kind of a group of which all are read; with the kind that is near to it.
+    Misspelled(Option<Kind>),
     /// Something else.
     Foreign,
 }
@@ -138,7 +141,7 @@ impl Class {
         }
         let item = kind.strip_suffix("List");
         let Some(known) = Kind::ALL.into_iter().find(|known| [Some(kind), item].contains(&Some(known.name()))) else {
-            return Self::Foreign;
+            return Self::other(api_version, kind);
         };
         if api_version != known.api_version() {
             return if foreign_group(api_version, known) {
@@ -149,15 +152,32 @@ impl Class {
         }
         if kind == known.name() { Self::Object(known) } else { Self::List(Some(known)) }
     }
+
+    /// Returns the meaning of a `kind` that is not read.
+    fn other(api_version: &str, kind: &str) -> Self {
+        if unread::remedy(api_version, kind).is_some() {
+            return Self::Foreign;
+        }
+        let near = |known: Kind| Some((validate::distance(kind, known.name())?, known));
+        let of_group = Kind::ALL.into_iter().filter(|known| group(known.api_version()) == group(api_version));
+        match of_group.filter_map(near).min() {
+            Some((_, known)) => Self::Misspelled(Some(known)),
+            None if group(api_version) == group(api::API_VERSION) => Self::Misspelled(None),
+            None => Self::Foreign,
+        }
+    }
+}
+
+/// Returns the group of an `apiVersion`; that of Kubernetes' core is empty.
+pub(super) fn group(api_version: &str) -> &str {
+    api_version.rsplit_once('/').map_or("", |(group, _)| group)
 }
 
 /// Whether `api_version` is of a group that may have a different kind with this name, as
 /// `serving.knative.dev` has a Service. Kubernetes' own groups have a name without a dot, or one
 /// under `k8s.io`.
 fn foreign_group(api_version: &str, kind: Kind) -> bool {
-    let group = |version: &'static str| version.rsplit_once('/').map_or("", |(group, _)| group);
-    let own = group(kind.api_version());
-    let other = api_version.rsplit_once('/').map_or("", |(group, _)| group);
+    let (own, other) = (group(kind.api_version()), group(api_version));
     other != own && other.contains('.') && !other.ends_with(".k8s.io")
 }
 
@@ -387,6 +407,15 @@ mod tests {
             ("vipmux.io/v1alpha1", "VipPool", Class::Object(Kind::VipPool)),
             ("vipmux.io/v1alpha1", "VipPolicyList", Class::List(Some(Kind::VipPolicy))),
             ("vipmux.io/v1", "VipPolicy", Class::OtherVersion(Kind::VipPolicy, "vipmux.io/v1alpha1")),
+            ("v1", "service", Class::Misspelled(Some(Kind::Service))),
+            ("vipmux.io/v1alpha1", "VIPPool", Class::Misspelled(Some(Kind::VipPool))),
+            ("vipmux.io/v1alpha1", "Pool", Class::Misspelled(None)),
+            ("metallb.io/v1beta1", "L2Advertisment", Class::Misspelled(Some(Kind::L2Advertisement))),
+            ("metallb.io/v1beta1", "AddressPool", Class::Foreign),
+            ("metallb.io/v1beta1", "BGPAdvertisement", Class::Foreign),
+            ("metallb.io/v1beta1", "ServiceL2Status", Class::Foreign),
+            ("v1", "Secret", Class::Foreign),
+            ("v1", "Pod", Class::Foreign),
             ("apps/v1", "Deployment", Class::Foreign),
             ("v1", "ConfigMapList", Class::Foreign),
         ];

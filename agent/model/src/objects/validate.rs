@@ -22,6 +22,7 @@ use k8s_openapi::{
 };
 
 pub(super) use self::custom::{address_pool, l2_advertisement, vip_policy, vip_pool};
+pub(super) use self::field_names::distance;
 pub use self::field_names::field_names;
 use super::field::FieldPath;
 use crate::{Protocol, policy::AFFINITY_SECONDS, prefix::Prefix};

@@ -16,7 +16,7 @@ use vipmux_allocate::Allocation;
 use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
     Family, Model, NodeName, Protocol, ServiceName, Vip,
-    objects::{Objects, Problem},
+    objects::{Objects, Problem, UnreadObjects},
     policy::{IdleTimeouts, Policy},
     pool::Pool,
     port::{self, Port},
@@ -189,7 +189,7 @@ impl<'a> PlanReport<'a> {
                 true => Some("no Node's network is available"),
                 false => None,
             },
-            empty: *objects == Objects::default(),
+            empty: Objects { unread: UnreadObjects::default(), ..objects.clone() } == Objects::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use super::{
     parse::{ObjectLocation, ParsedFile, ParsedObject},
 };
 use vipmux_model::objects::{
-    Objects, Problem,
+    Objects, Problem, UnreadObjects,
     object::{Identity, Object},
 };
 
@@ -26,8 +26,8 @@ pub(super) struct ObjectStore {
     undecided: BTreeSet<Identity>,
     /// Objects with more than one definition.
     duplicated: BTreeSet<Identity>,
-    /// Files with malformed objects.
-    malformed_files: BTreeSet<PathBuf>,
+    /// Files with malformed objects, or with some that are not read and should be.
+    reported_files: BTreeSet<PathBuf>,
     /// Problems that belong to no single file.
     general_problems: Vec<Problem>,
     /// The objects in force. Their problems are added when a snapshot is taken.
@@ -64,10 +64,10 @@ impl ObjectStore {
         if changed {
             self.remove_definitions(previous);
             self.add_definitions(&parsed.objects, parsed.modified);
-            if parsed.malformed.is_empty() {
-                self.malformed_files.remove(file);
+            if parsed.malformed.is_empty() && parsed.unread == UnreadObjects::default() {
+                self.reported_files.remove(file);
             } else {
-                self.malformed_files.insert(file.to_owned());
+                self.reported_files.insert(file.to_owned());
             }
         }
         self.files.insert(file.to_owned(), parsed);
@@ -77,7 +77,7 @@ impl ObjectStore {
     /// Forgets a file. Returns whether anything changed.
     pub(super) fn remove(&mut self, file: &Path) -> bool {
         let previous = self.files.remove(file);
-        self.malformed_files.remove(file);
+        self.reported_files.remove(file);
         let changed = previous.is_some();
         self.remove_definitions(previous);
         changed
@@ -103,7 +103,7 @@ impl ObjectStore {
     /// Returns the objects in force. Snapshots share what did not change.
     pub(super) fn snapshot(&mut self) -> Objects {
         self.decide();
-        Objects { problems: self.problems(), ..self.objects.clone() }
+        Objects { problems: self.problems(), unread: self.unread(), ..self.objects.clone() }
     }
 
     /// Returns the number of objects of kinds that vipmux does not read.
@@ -111,9 +111,18 @@ impl ObjectStore {
         self.files.values().map(|parsed| parsed.ignored).sum()
     }
 
+    fn reported(&self) -> impl Iterator<Item = &ParsedFile> {
+        self.reported_files.iter().filter_map(|file| self.files.get(file))
+    }
+
+    fn unread(&self) -> UnreadObjects {
+        let mut unread = UnreadObjects::default();
+        self.reported().for_each(|parsed| unread.extend(parsed.unread.clone()));
+        unread
+    }
+
     fn problems(&self) -> Vec<Problem> {
-        let malformed =
-            self.malformed_files.iter().filter_map(|file| self.files.get(file)).flat_map(|parsed| &parsed.malformed);
+        let malformed = self.reported().flat_map(|parsed| &parsed.malformed);
         let mut problems = self.general_problems.clone();
         problems.extend(malformed.flat_map(|malformed| &malformed.problems).cloned());
         problems.extend(self.duplicated.iter().flat_map(|identity| self.duplicate_problems(identity)));

@@ -16,7 +16,7 @@ use super::{
     list, parallel,
 };
 use vipmux_model::objects::{
-    Problem,
+    Problem, UnreadObjects,
     field::{self, FieldPath},
     object::{Class, Identity, Kind, Object},
     validate::{self, Flaw},
@@ -73,6 +73,8 @@ pub(super) struct ParsedFile {
     pub(super) malformed: Vec<MalformedObject>,
     /// The number of objects of kinds that vipmux does not read.
     pub(super) ignored: usize,
+    /// Those among them that ask for what vipmux does.
+    pub(super) unread: UnreadObjects,
 }
 
 impl ParsedFile {
@@ -83,7 +85,10 @@ impl ParsedFile {
 
     /// Returns whether another version of this file has the same content.
     pub(super) fn has_content_of(&self, other: &Self) -> bool {
-        self.objects == other.objects && self.malformed == other.malformed && self.ignored == other.ignored
+        self.objects == other.objects
+            && self.malformed == other.malformed
+            && self.ignored == other.ignored
+            && self.unread == other.unread
     }
 
     /// Adds the content of another document of the same file.
@@ -91,6 +96,7 @@ impl ParsedFile {
         self.objects.extend(other.objects);
         self.malformed.extend(other.malformed);
         self.ignored += other.ignored;
+        self.unread.extend(other.unread);
     }
 
     /// Keeps the last good version of objects that are malformed now, from `previous`, an earlier
@@ -232,7 +238,18 @@ impl DocumentReader<'_> {
                 let identity = Identity::of(kind, &value);
                 self.malformed(identity, &path, vec![Flaw::new(FieldPath::of(&["apiVersion"]), message)]);
             }
-            Ok(Class::Foreign) => self.parsed.ignored += 1,
+            Ok(Class::Misspelled(near)) => {
+                let near = near.map_or_else(
+                    || "VipPool, VipPolicy are known".to_owned(),
+                    |kind| format!("did you mean {}?", kind.name()),
+                );
+                let flaw = Flaw::new(FieldPath::of(&["kind"]), format!("unknown kind: {near}"));
+                self.malformed(None, &path, vec![flaw]);
+            }
+            Ok(Class::Foreign) => {
+                self.parsed.ignored += 1;
+                self.parsed.unread.add(&value);
+            }
             Err(flaw) => self.malformed(None, &path, vec![flaw]),
         }
     }

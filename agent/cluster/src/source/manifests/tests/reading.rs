@@ -101,6 +101,19 @@ fn json_is_read_as_kubectl_prints_it() {
     assert_eq!((problems[0].line, problems[0].field.as_str()), (Some(4), "items[0].spec.ports[0].port"));
 }
 
+#[test]
+fn unread_kinds_of_all_files_are_told_until_their_files_go() {
+    let pool = "apiVersion: metallb.io/v1beta1\nkind: AddressPool\nmetadata: {name: a, namespace: x}\n";
+    let endpoints = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\n";
+    let mut store = ObjectStore::default();
+    let objects = change(&mut store, &[("a.yaml", Some(pool)), ("b.yaml", Some(pool)), ("c.yaml", Some(endpoints))]);
+    assert_eq!(objects.problems, []);
+    assert_eq!(objects.unread.kinds.keys().collect::<Vec<_>>(), [&"AddressPool"]);
+    assert_eq!(objects.unread.endpoints, [service_name("web")].into());
+    let objects = change(&mut store, &[("a.yaml", None), ("b.yaml", Some("")), ("c.yaml", Some(""))]);
+    assert_eq!(objects, Objects::default());
+}
+
 /// Returns the number of a problem's document; 0: the whole file.
 fn document(problem: &Problem) -> usize {
     problem.document.map_or(0, NonZeroUsize::get)
