@@ -12,6 +12,7 @@
 mod change_queue;
 mod documents;
 mod files;
+mod json;
 mod list;
 mod object_store;
 mod parallel;

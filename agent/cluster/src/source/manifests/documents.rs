@@ -1,4 +1,6 @@
-//! Splits a file into its YAML documents.
+//! Splits a file into its YAML documents, and these into JSON objects that follow one another.
+
+use super::json;
 
 /// A document of a YAML stream that has content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +41,22 @@ pub(super) fn split(text: &str) -> Vec<YamlDocument<'_>> {
         offset = end;
     }
     documents.extend(content.map(|content| (start_line, content, &text[start..])));
+    let documents = documents.into_iter().flat_map(|(line, content, text)| split_json(line, content, text));
     let document = |(number, (line, content, text))| YamlDocument { number, line, content, text };
     (1..).zip(documents).map(document).collect()
+}
+
+/// Splits a document of one or more JSON objects. Returns the line and the first line with content
+/// of each.
+fn split_json(line: usize, content: usize, text: &str) -> Vec<(usize, usize, &str)> {
+    let lines = |text: &str| text.bytes().filter(|byte| *byte == b'\n').count();
+    let (mut documents, mut line, mut content) = (Vec::new(), line, Some(content));
+    for piece in json::split(text) {
+        let blank = &piece[..piece.len() - piece.trim_start().len()];
+        documents.push((line, content.take().unwrap_or_else(|| line + lines(blank)), piece));
+        line += lines(piece);
+    }
+    documents
 }
 
 fn is_marker(line: &str, marker: &str) -> bool {
@@ -88,6 +104,16 @@ mod tests {
     #[test]
     fn a_document_may_begin_on_the_line_of_its_marker() {
         assert_eq!(parts("--- {a: 1}\n--- # b\nb: 1"), [(1, 1, "--- {a: 1}\n"), (2, 2, "--- # b\nb: 1")]);
+    }
+
+    #[test]
+    fn json_objects_that_follow_one_another_are_documents() {
+        let text = "# a\n{}\n{\n}{}\n---\nb: 1\n";
+        assert_eq!(parts(text), [(1, 1, "# a\n{}\n{\n}{}\n"), (2, 5, "---\nb: 1\n")]);
+        let text = "{}\n\n{\n}{}\n---\nb: 1\n";
+        let documents = [(1, 1, "{}"), (2, 1, "\n\n{\n}"), (3, 4, "{}\n"), (4, 5, "---\nb: 1\n")];
+        assert_eq!(parts(text), documents);
+        assert_eq!(split(text).iter().map(|it| it.content).collect::<Vec<_>>(), [1, 3, 4, 6]);
     }
 
     #[test]

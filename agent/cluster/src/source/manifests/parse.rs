@@ -13,6 +13,7 @@ use serde_saphyr::MessageFormatter as _;
 use super::{
     documents::{self, YamlDocument},
     files::{FileText, ModificationTime},
+    json::{self, UniqueKeys},
     list, parallel,
 };
 use vipmux_model::objects::{
@@ -177,9 +178,8 @@ pub(super) fn document(file: &Arc<Path>, document: YamlDocument<'_>) -> ParsedFi
 fn tree(text: &str) -> Result<Value, serde_saphyr::Error> {
     // JSON is YAML, but a JSON parser is twenty times faster. A text that fails is read again as
     // YAML, so that there is one kind of errors.
-    let json = text.strip_prefix("---").unwrap_or(text).trim_start();
-    if json.starts_with('{')
-        && let Ok(value) = serde_json::from_str(json)
+    if let Some(json) = json::of_document(text)
+        && let Ok(UniqueKeys(value)) = serde_json::from_str(json)
     {
         return Ok(value);
     }

@@ -277,6 +277,7 @@ fn a_document_that_is_no_yaml_is_a_problem_of_that_document() {
     let table = [
         ("a: [1\nb: 2", 2, "", ""),
         ("a: 1\na: 2", 2, "", "duplicate mapping key"),
+        ("{\"a\": {},\n \"b\": {\n \"a\": 1, \"a\": 1}}", 3, "", "duplicate mapping key"),
         ("a: 1\n\tb: 2", 1, "", "tab"),
         ("a: *nobody", 1, "", "unknown value"),
     ];

@@ -102,6 +102,19 @@ fn json_is_read_as_kubectl_prints_it() {
 }
 
 #[test]
+fn json_objects_that_follow_one_another_are_read() {
+    let service = |name: &str, port: u32| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{name}","namespace":"shop"}},"spec":{{"ports":[{{"port":{port}}}]}}}}"#
+        )
+    };
+    let objects = objects(&format!("{}\n{}\n{}\n", service("a", 1), service("b", 2), service("c", 0)));
+    assert_eq!((port_of(&objects, "a"), port_of(&objects, "b")), (Some(1), Some(2)));
+    let [problem] = objects.problems.as_slice() else { panic!("{:?}", objects.problems) };
+    assert_eq!((document(problem), problem.line, problem.field.as_str()), (3, Some(3), "spec.ports[0].port"));
+}
+
+#[test]
 fn unread_kinds_of_all_files_are_told_until_their_files_go() {
     let pool = "apiVersion: metallb.io/v1beta1\nkind: AddressPool\nmetadata: {name: a, namespace: x}\n";
     let endpoints = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\n";
