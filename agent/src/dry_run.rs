@@ -60,7 +60,7 @@ impl ManifestAllocation {
         let allocation = allocate(&model, &with_statuses(held.clone(), &model));
         let mut lost = lost_addresses(&objects, &model, &allocation);
         lost.retain(|name, _| by_status(name));
-        Ok(Self { objects, model, allocation, options, lost })
+        Ok(Self { objects, model, allocation, options: options.clone(), lost })
     }
 
     /// Returns the allocations after the change of one Service alone, as tools apply the changes of a commit.

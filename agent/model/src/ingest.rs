@@ -122,7 +122,7 @@ impl Model {
         let (reserved, limits) = (options.reserved.clone(), options.limits);
         let of_kind = |(kind, remedy): (&&str, &&str)| Note::new(*kind, format!("vipmux does not read it: {remedy}"));
         let notes = objects.unread.kinds.iter().map(of_kind).collect();
-        let mut model = Self { reserved, limits, incomplete, notes, ..Self::default() };
+        let mut model = Self { reserved, limits, notes, incomplete, ..Self::default() };
         model.add_nodes(objects);
         let of_nodes = model.nodes.values().flat_map(|node| &node.pod_ranges);
         model.pod_ranges = PodRanges::new(options.pod_ranges.iter().chain(of_nodes).copied());

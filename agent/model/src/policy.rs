@@ -327,7 +327,8 @@ mod tests {
             (AZURE_RANGES, "10.0.0.0", "\"10.0.0.0\" is malformed; allowed: CIDRs"),
             (AZURE_DENY_OTHERS, "yes", "\"yes\" is malformed; allowed: true or false"),
             (AZURE_TAGS, "Storage", "no service tag is called \"Storage\"; known: Internet, office (--service-tag"),
-            (AZURE_TAGS, "office,", "no service tag is called \"\"; known: Internet, office"),
+            (AZURE_TAGS, "office,", "\"office,\" is malformed; allowed: at most 64 service tags"),
+            (AZURE_RANGES, "10.0.0.0/8,", "\"10.0.0.0/8,\" is malformed; allowed: CIDRs"),
             (AZURE_TAGS, &vec!["office"; MAX_TAGS + 1].join(","), "allowed: at most 64 service tags"),
         ] {
             let (reason, message) = read(&[(name, text)], &nothing()).unwrap_err();

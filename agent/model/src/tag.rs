@@ -157,6 +157,7 @@ mod tests {
             ("=192.0.2.0/24", "\"\" is no name of a service tag"),
             ("our office=192.0.2.0/24", "\"our office\" is no name"),
             (&long, "is no name of a service tag: at most 80"),
+            ("office=192.0.2.0/24,", "service tag office: \"192.0.2.0/24,\" is no CIDR"),
             ("internet=192.0.2.0/24", "the service tag Internet always lets everyone in"),
         ] {
             let error = text.parse::<ServiceTag>().unwrap_err().to_string();

@@ -24,7 +24,11 @@ use crate::{
     },
 };
 use vipmux_allocate::{Allocation, allocate, lost_addresses, previous::with_statuses};
-use vipmux_model::{IngestOptions, Model, ServiceName, Vip, reason::Note};
+use vipmux_model::{
+    IngestOptions, Model, ServiceName, Vip,
+    port::{self, Port},
+    reason::Note,
+};
 
 /// The finalizer of cloud providers. Whoever adds it must also remove it from a deleted Service
 /// (<https://kubernetes.io/docs/tasks/access-application-cluster/create-external-load-balancer/#garbage-collecting-load-balancers>).
@@ -124,11 +128,12 @@ impl MigrationPlan {
         let mut table = Table::new(&["SERVICE", "NOW", "WITH VIPMUX", "PORTS", "STATUS BY", "MESSAGE"]);
         for service in &self.services {
             let tone = if service.keeps { Tone::Good } else { Tone::Bad };
+            let ports: Vec<Port> = service.ports.iter().filter_map(|port| port.parse().ok()).collect();
             table.row([
                 Cell::from(&service.service),
                 Cell::from(joined(&service.now)),
                 Cell::toned(joined(&service.with_vipmux), tone),
-                Cell::from(service.ports.join(",")),
+                Cell::from(port::list(&ports)),
                 Cell::from(service.owner.as_deref().unwrap_or_default()),
                 Cell::from(&service.message),
             ]);

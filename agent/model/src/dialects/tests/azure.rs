@@ -120,7 +120,7 @@ fn a_malformed_value_is_refused_with_what_is_allowed() {
     let long = "a".repeat(81);
     for (annotation, value, allowed) in [
         (IPV4, "2001:db8::1", "one IPv4 address"),
-        (IPV4, "192.0.2.10,192.0.2.11", "IP addresses"),
+        (IPV4, "192.0.2.10,192.0.2.11", "one IPv4 address"),
         (IPV6, "192.0.2.10", "one IPv6 address"),
         (IPV6, "::", "none comes from DHCP"),
         (NAME, &"a".repeat(254), "at most 253 bytes"),
