@@ -323,7 +323,6 @@ fn a_plan_without_nodes_warns_that_nobody_would_lead() -> Result<()> {
     Ok(())
 }
 
-/// The agents and the allocator have the same options.
 #[test]
 fn the_configuration_of_the_allocator_decides() -> Result<()> {
     let config = "{loadBalancerClass: example.org/lb, unsetClass: false, reserve: [192.0.2.10], xdpMode: native}";

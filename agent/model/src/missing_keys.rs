@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// Returns notices for Services without a key. Another Service with the same selector has one, and
-/// shares no protocol, or no family, with them. Or it has none either, and the same port number by
-/// another protocol.
+/// shares no protocol, or no family, with them. Or neither Service has a key, and one has the port
+/// numbers of the other by another protocol.
 pub(super) fn notices(services: &BTreeMap<ServiceName, Service>, objects: &Objects) -> Vec<(ServiceName, String)> {
     let mut siblings: BTreeMap<(&str, &Labels), Vec<&Service>> = BTreeMap::new();
     for service in services.values() {

@@ -78,7 +78,7 @@ fn note_overlaps(pools: &[Pool], notes: &mut Vec<Note>) {
 }
 
 /// Returns the notice for a Service that prefers both families and is served only by pools of one
-/// family each. `labels`: those of its namespace.
+/// family each. `labels`: the labels of its namespace.
 pub(super) fn split_families(pools: &[Pool], service: &Service, labels: &Labels) -> Option<String> {
     let request = &service.request;
     let prefers_both = matches!(service.families, Families::PreferDual(_)) && request.addresses.is_empty();

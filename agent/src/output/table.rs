@@ -191,7 +191,7 @@ impl Table {
         starts.zip(&self.ends).map(|(start, &end)| &self.text[start..end])
     }
 
-    /// Returns the same table with cells broken into rows, if it is too wide.
+    /// Returns the table with cells broken into rows, if it is too wide.
     fn broken(&self) -> Option<Self> {
         let mut widths: Vec<usize> = self.columns.iter().map(|column| column.width).collect();
         let total = |widths: &[usize]| widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
