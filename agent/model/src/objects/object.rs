@@ -410,7 +410,7 @@ mod tests {
             ("v1", "service", Class::Misspelled(Some(Kind::Service))),
             ("vipmux.io/v1alpha1", "VIPPool", Class::Misspelled(Some(Kind::VipPool))),
             ("vipmux.io/v1alpha1", "Pool", Class::Misspelled(None)),
-            ("metallb.io/v1beta1", "L2Advertisment", Class::Misspelled(Some(Kind::L2Advertisement))),
+            ("metallb.io/v1beta1", "L2Advertisements", Class::Misspelled(Some(Kind::L2Advertisement))),
             ("metallb.io/v1beta1", "AddressPool", Class::Foreign),
             ("metallb.io/v1beta1", "BGPAdvertisement", Class::Foreign),
             ("metallb.io/v1beta1", "ServiceL2Status", Class::Foreign),

@@ -215,7 +215,7 @@ mod tests {
             (json!({"spec": {"ports": [{}, {"Protocol": ""}]}}), "spec.ports[1].Protocol", "spec.ports.protocol"),
             (json!({"spec": {"protocol": ""}}), "spec.protocol", "spec.ports.protocol"),
             (json!({"annotations": {}}), "annotations", "metadata.annotations"),
-            (json!({"metadata": {"anotations": {}}}), "metadata.anotations", "metadata.annotations"),
+            (json!({"metadata": {"annotation": {}}}), "metadata.annotation", "metadata.annotations"),
             (json!({"metadata": {"loadBalancerIP": ""}}), "metadata.loadBalancerIP", "spec.loadBalancerIP"),
         ];
         for (object, field, meant) in table {
