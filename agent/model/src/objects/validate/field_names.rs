@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Names of one object that are compared with those of its kind. Further ones are not.
-const MAX_NAMES: usize = 64;
+const MAX_NAMES: usize = 16;
 /// From this length on, the end of a name stands for the name: `sourceRanges`.
 const MIN_NAME_END: usize = 8;
 
