@@ -58,7 +58,7 @@ fn the_text_is_for_people_too() {
 
 #[test]
 fn a_text_of_another_version_or_a_damaged_one_says_nothing() {
-    for text in ["", "2 ports=80/TCP", "1 ports=80", "1 ports", "1 colour=red", "1 key=a:b", "1 additional=x", "1  "] {
+    for text in ["", "2 ports=80/TCP", "1 ports=80", "1 ports", "1 shade=red", "1 key=a:b", "1 additional=x", "1  "] {
         assert_eq!(decode(text, None), None, "{text:?}");
     }
     assert_eq!(decode("1 by-address=never", None), Some(RequestSnapshot::default()));
