@@ -34,6 +34,9 @@ const EMPTY_DELAY: Duration = Duration::from_secs(1);
 /// anew, as a shell's `>` does.
 const SHORTENED_DELAY: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_millis(500) };
 
+/// A file that became shorter while it was read is looked at again after this time.
+const CUT_DELAY: Duration = Duration::from_millis(10);
+
 /// A directory that cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
@@ -272,7 +275,11 @@ impl DirectoryFollower {
         let mut texts: Vec<FileText> = Vec::with_capacity(paths.len());
         for path in paths {
             if let Some(text) = files::load(path) {
-                texts.push(text);
+                if self.was_cut(path, &text) {
+                    self.queue.read_at(path, Instant::now() + CUT_DELAY);
+                } else {
+                    texts.push(text);
+                }
             } else {
                 // It went just now, maybe with the whole directory.
                 self.stamps.remove(path);
@@ -283,6 +290,14 @@ impl DirectoryFollower {
             changed |= self.store.put(&file, parsed);
         }
         changed
+    }
+
+    /// Returns whether a file became shorter between the look at it and the end of the reading.
+    fn was_cut(&self, path: &Path, text: &FileText) -> bool {
+        let (Some(stamp), Ok(text)) = (self.stamps.get(path), &text.text) else { return false };
+        let is_shorter = u64::try_from(text.len()).is_ok_and(|size| size < stamp.size);
+        // Not every file system tells the right size.
+        is_shorter && fs::metadata(path).is_ok_and(|metadata| FileStamp::from(&metadata) != *stamp)
     }
 
     fn scan(&mut self, scope: ScanScope) -> bool {

@@ -165,6 +165,18 @@ async fn a_file_that_is_written_anew_in_place_takes_nothing_away_meanwhile() {
     }
 }
 
+/// The file is empty again between the look at it and its reading.
+#[tokio::test]
+async fn a_file_that_is_cut_while_it_is_read_takes_nothing_away() {
+    let mut followed = Followed::with(&[("a.yaml", service("a", 1))]);
+    for port in 2..1_000_u16 {
+        followed.write("a.yaml", "");
+        followed.write("a.yaml", &service("a", port));
+        assert!(port_of(&followed.objects.borrow(), "a").is_some(), "{port}");
+    }
+    followed.until_ports(Some(999), None).await;
+}
+
 #[tokio::test]
 async fn what_a_file_loses_for_good_is_withdrawn() {
     let mut followed = Followed::with(&[("ab.yaml", format!("{}---\n{}", service("a", 1), service("b", 1)))]);
