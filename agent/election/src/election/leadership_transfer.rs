@@ -310,7 +310,7 @@ impl VipState {
             return epoch <= own.epoch;
         }
         let leads = cx.index.claim(cx.vip).is_some_and(|(node, claim)| node == from && claim.epoch + 1 == epoch);
-        if epoch <= self.epoch() && !leads {
+        if epoch < self.epoch() || epoch == self.epoch() && !leads {
             return true;
         }
         // After it was declined, the old leader leads again. A message from before must not be

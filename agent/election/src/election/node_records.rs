@@ -128,8 +128,10 @@ impl Election {
         if self.record.operation.is_some() || !self.fence.carrier || !self.fence.informed {
             return None;
         }
-        // A node that may not answer now has something else to see to first.
-        if self.record.is_disputed() && self.fence.deadline.is_some() || self.record.missing {
+        // A node that may not answer now has something else to see to first. One that does not know its record
+        // declines VIPs.
+        let is_disputed = self.record.is_disputed() && self.fence.deadline.is_some();
+        if is_disputed || self.record.missing || self.record.unread {
             return Some(self.record.not_before);
         }
         // A node that leads nothing, and could take nothing, needs no evidence.

@@ -76,6 +76,20 @@ fn a_node_takes_no_vip_before_it_has_read_its_record_and_confirmed_it() {
     assert_eq!(bench.give(take()).said(), ["claim 5", "lead 5: b handed it over", "b: taken 5", "read"]);
 }
 
+#[test]
+fn a_node_that_could_not_read_its_record_when_it_started_reads_it_later() {
+    let mut bench = Bench::following();
+    bench.election.record = OwnRecord::default();
+    bench.give(Input::RecordChanged { node: node_name("a"), record: None });
+    bench.give(recorded("a", bench.now, RecordOutcome::Unavailable)).recorded();
+    let take = || told("b", TransferStep::Take, 5);
+    assert_eq!(bench.give(take()).said(), ["b: declined 5"]);
+    bench.ticks(60);
+    assert_eq!(bench.recorded(), ["read a"], "though it leads nothing");
+    bench.give(recorded("a", bench.now, confirmed("r0"))).said();
+    assert_eq!(bench.give(take()).said(), ["claim 5", "lead 5: b handed it over", "b: taken 5", "read"]);
+}
+
 /// The challenger does not wait for what this node reads after the challenge.
 #[test]
 fn a_record_that_is_challenged_is_no_evidence() {
