@@ -92,15 +92,13 @@ impl MigrationPlan {
         let services = snapshot.services.iter().map(|record| {
             let id = record.id();
             let (with_vipmux, message) = outcome(&id, &model, &allocation);
-            let message = std::iter::once(&message)
-                .chain(lost.get(&id).into_iter().flatten())
-                .cloned()
-                .collect::<Vec<_>>()
-                .join("; ");
+            let lost = lost.get(&id).cloned().unwrap_or_default();
+            let keeps = lost.is_empty() && (record.addresses.is_empty() || record.addresses == with_vipmux);
+            let message = [vec![message], lost].concat().join("; ");
             ServicePlan {
                 service: id.to_string(),
                 now: record.addresses.clone(),
-                keeps: record.addresses.is_empty() || record.addresses == with_vipmux,
+                keeps,
                 with_vipmux,
                 ports: record.ports.clone(),
                 owner: record.owner.clone(),
@@ -392,6 +390,20 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("2 Services would lose or change addresses"), "{text}");
         assert!(text.contains("kubectl apply -f out/pools.yaml"), "{text}");
+    }
+
+    #[test]
+    fn each_address_that_a_service_would_lose_is_told_with_the_reason() {
+        let mut two = service("shop/web", "192.0.2.11", "controller");
+        let ingress = json!([{"ip": "192.0.2.11"}, {"ip": "192.0.2.12", "ipMode": "Proxy"}, {"ip": "203.0.113.7"}]);
+        two.status.as_mut().unwrap().load_balancer = serde_json::from_value(json!({"ingress": ingress})).unwrap();
+        let found = plan(&cluster(&[two]));
+        assert!(!found.keeps_all(), "{found:#?}");
+        let message = &found.services[0].message;
+        for part in ["would lose 192.0.2.12, which its status shows: its ipMode is Proxy", "203.0.113.7 is in no pool"]
+        {
+            assert!(message.contains(part), "{message}");
+        }
     }
 
     #[test]
