@@ -146,6 +146,7 @@ impl Executor {
                 membership.note_deadline(*deadline, now);
             }
             Command::Ask(name) => membership.ask(name, now),
+            Command::AskPeers => membership.ask_peers(now),
             Command::Heartbeat => membership.schedule_heartbeats(now),
             Command::DiscardEvidence => membership.discard_evidence(now),
             Command::Send { to, message } => membership.send_message(to, *message),

@@ -236,8 +236,10 @@ struct Pace {
     hurry: u32,
     /// The time of the last heartbeats to all known members, or a sample of them,
     beat: Duration,
-    /// and of the next ones.
+    /// of the next ones,
     next_beat: Duration,
+    /// and of the last questions to all of them, whatever the reason.
+    asked: Duration,
 }
 
 /// Payloads and events that were not taken yet.
@@ -404,14 +406,27 @@ impl Membership {
     fn send_heartbeats(&mut self, now: Duration) {
         let suffice = self.heartbeats_suffice(now);
         self.suspect_silent(now);
-        let known = peers::known(&self.peers).collect();
-        let whom = members::sample(&mut self.rng, known, self.settings.sample).into_iter().cloned().collect();
-        self.begin_round(whom, now);
+        self.ask_sample(now);
         self.pace.beat = now;
         let probe = self.swim.probe.take_if(|_| !suffice);
         for timer in self.swim.gossip.take().into_iter().chain(probe) {
             self.swim_timer(timer, now, now);
         }
+    }
+
+    /// Asks all known members, or a sample of them, between two rounds of heartbeats, at most as often as changes of
+    /// the state are announced.
+    pub fn ask_peers(&mut self, now: Duration) {
+        if !self.left && now >= self.pace.asked + self.settings.news {
+            self.ask_sample(now);
+        }
+    }
+
+    fn ask_sample(&mut self, now: Duration) {
+        let known = peers::known(&self.peers).collect();
+        let whom = members::sample(&mut self.rng, known, self.settings.sample).into_iter().cloned().collect();
+        self.begin_round(whom, now);
+        self.pace.asked = now;
     }
 
     /// Asks one peer for its state. There is an event once the copy of its state is as new as `now`

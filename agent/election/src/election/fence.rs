@@ -7,9 +7,9 @@ use crate::mutation::{Mutated, Mutation};
 /// The number of confirmations within a promise, so that one may come late.
 const CONFIRMATIONS: u32 = 2;
 
-/// The greatest age of the answers by which a node decides without the store. Peers are asked each
+/// The longest time between two answered questions that is no gap. Peers are asked each
 /// [`HEARTBEAT`](super::HEARTBEAT).
-pub(super) const LATELY: Duration = Duration::from_millis(120);
+const GAP: Duration = Duration::from_millis(120);
 
 /// The fence deadline of this node, and what it rests on.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct Fence {
     back: Duration,
     /// The time of the questions that peers answered last,
     asked: Option<Duration>,
-    /// and since when they answered without a gap of [`LATELY`].
+    /// and since when they answered without a gap of [`GAP`].
     pub(super) steady: Duration,
     /// The time at which the deadline passed last. Answers to earlier questions are no evidence.
     lapsed: Duration,
@@ -77,7 +77,7 @@ impl Fence {
 
     /// Notes the evidence of peers.
     pub(super) fn note_evidence(&mut self, asked: Option<Duration>, now: Duration) {
-        if asked > self.asked.map(|before| before + LATELY) {
+        if asked > self.asked.map(|before| before + GAP) {
             self.steady = now;
         }
         self.asked = self.asked.max(asked);

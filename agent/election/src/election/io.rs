@@ -183,6 +183,9 @@ pub enum Command {
     /// Ask a peer for its state ([`Membership::ask`](crate::membership::Membership::ask)). An
     /// [`Input::Peers`] must follow its answer.
     Ask(NodeName),
+    /// Ask the peers now ([`Membership::ask_peers`](crate::membership::Membership::ask_peers)), between two rounds
+    /// of heartbeats.
+    AskPeers,
     /// Set the fence deadline to this time, `CLOCK_BOOTTIME`.
     Extend(Duration),
     /// Read the wanted VIPs again.

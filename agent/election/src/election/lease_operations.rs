@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::{
     HEARTBEAT,
-    fence::LATELY,
     io::{AddressOwner, Command, LeaseOutcome},
     role::{Lost, Role},
     takeover::{CLAIMS_HEARD, TURN},
@@ -22,6 +21,9 @@ use vipmux_model::{NodeName, Vip};
 
 /// The pause after another node was quicker, and between looks at what the peers answered.
 const QUICKLY: Duration = Duration::from_millis(20);
+/// The time in which peers answer, and the greatest age of answers by which a node decides without the store.
+const ANSWERED: Duration = Duration::from_millis(10);
+const LATELY: Duration = Duration::from_millis(50);
 /// The pause after which an unavailable store is tried again by a node that waits for its answer,
 const SOON: Duration = Duration::from_millis(200);
 /// and by a node that only has to record its leadership.
@@ -50,6 +52,8 @@ pub(super) enum LeaseOperation {
     TakeoverSwap { epoch: u64, why: Why },
     /// Reads the Lease to see whether it is still this node's.
     CheckRead,
+    /// The store cannot be used for that. The peers may decide until then.
+    CheckRefused { until: Duration },
     /// Swaps this node's Lease, so that no other node can.
     CheckSwap,
     /// Asks the LAN for another owner of the address.
@@ -65,6 +69,22 @@ enum Predecessor {
     Unclear,
     /// It may lead the VIP again.
     Leads(NodeName),
+}
+
+/// Returns the time of the earliest questions whose answers count.
+fn lately(now: Duration) -> Duration {
+    now.saturating_sub(LATELY)
+}
+
+/// Returns whether a majority answered lately, after `from`. Otherwise it is asked: a node that was cut off a moment
+/// ago knows nothing of a leader that came back, and of another one that took the VIP.
+fn is_answered(from: Duration, peers: &Peers, cx: &mut Context<'_>) -> bool {
+    let is_answered = peers.evidence >= Some(from.max(lately(cx.now)));
+    if !is_answered {
+        cx.commands.push(Command::AskPeers);
+        cx.schedule.wake_at(cx.now + ANSWERED);
+    }
+    is_answered
 }
 
 /// Returns whether a living peer claims the VIP.
@@ -100,31 +120,25 @@ impl VipState {
     /// Decides by the peers what the store does not answer in time. The operation goes on, and its
     /// result is compared with what was decided.
     pub(super) fn hedge(&mut self, peers: &Peers, cx: &mut Context<'_>) {
-        use LeaseOperation::{CheckRead, CheckSwap, TakeoverRead, TakeoverRefused, TakeoverSwap};
-        if let Some(TakeoverRefused { until }) = self.operation {
-            return self.take_over_without_store(until, peers, cx);
+        use LeaseOperation::{CheckRead, CheckRefused, CheckSwap, TakeoverRead, TakeoverRefused, TakeoverSwap};
+        match self.operation {
+            Some(TakeoverRefused { until }) => return self.take_over_without_store(until, peers, cx),
+            Some(CheckRefused { until }) => return self.check_without_store(until, peers, cx),
+            Some(TakeoverRead | TakeoverSwap { .. } | CheckRead | CheckSwap) => {}
+            _ => return,
         }
-        if !matches!(self.operation, Some(TakeoverRead | TakeoverSwap { .. } | CheckRead | CheckSwap)) {
-            return;
-        }
-        if cx.now < self.operating_since + HEDGE {
+        let from = self.operating_since + HEDGE;
+        if cx.now < from {
             return self.hedge_later(cx);
         }
         let (epoch, goes_on) = match self.operation {
             Some(TakeoverRead) => (self.epoch() + 1, CheckRead),
             // The store may have written it already.
             Some(TakeoverSwap { epoch, .. }) => (epoch, CheckSwap),
+            // Who announced a VIP that this node yielded may have the Lease.
+            _ if self.role != Role::Suspended => return,
             _ => {
-                // Who announced a VIP that this node yielded may have the Lease.
-                if self.role == Role::Suspended && cx.open && peers.majority {
-                    // A node that is cut off again knows nothing of a leader that comes back.
-                    let is_fresh = peers.evidence >= cx.now.checked_sub(HEARTBEAT / 2);
-                    if !is_fresh || !self.is_clear(peers, cx) {
-                        return cx.schedule.wake_at(cx.now + QUICKLY);
-                    }
-                    self.lead(cx);
-                    self.doubted = true;
-                }
+                self.resume_without_store(from, peers, cx);
                 return;
             }
         };
@@ -132,7 +146,7 @@ impl VipState {
             return;
         }
         // The Lease may name a leader that this node does not know, unless it knows the last one.
-        let why = self.reason_without_store(peers, cx).filter(|why| matches!(why, Why::Down(_)));
+        let why = self.reason_without_store(from, peers, cx).filter(|why| matches!(why, Why::Down(_)));
         let Some(why) = why else {
             // The next answers of the others may confirm it.
             if peers.majority {
@@ -155,20 +169,20 @@ impl VipState {
     }
 
     /// Returns why this node may take a VIP that nobody claims, while the store does not answer; `None`: it may
-    /// not. A majority must have seen its leader's end, and confirmed that since the store was asked. If it has no
-    /// leader, a majority must have answered since. It must have answered lately, too, and without a gap for as long
-    /// as claims take: while this node stood still or was cut off, another one may have taken the VIP.
-    fn reason_without_store(&self, peers: &Peers, cx: &Context<'_>) -> Option<Why> {
-        let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
-        let is_fresh = peers.evidence >= Some(self.operating_since);
-        let confirmed = leader.map_or(is_fresh, |leader| is_confirmed(leader, peers, self.operating_since));
-        let is_steady = peers.evidence >= cx.now.checked_sub(LATELY) && cx.now >= cx.guard.steady + CLAIMS_HEARD;
-        match cx.guard.decide(cx.vip, self, peers, cx.now) {
-            Takeover::Granted { why, witnessed: true } if peers.majority && is_steady && cx.able && confirmed => {
-                Some(why)
-            }
-            _ => None,
+    /// not. A majority must have seen its leader's end, and answered lately, after `from`. There must be no gap in
+    /// the answers for as long as claims take: while this node stood still or was cut off, another one may have
+    /// taken the VIP.
+    fn reason_without_store(&self, from: Duration, peers: &Peers, cx: &mut Context<'_>) -> Option<Why> {
+        if !peers.majority || !cx.able || cx.now < cx.guard.steady + CLAIMS_HEARD {
+            return None;
         }
+        let Takeover::Granted { why, witnessed: true } = cx.guard.decide(cx.vip, self, peers, cx.now) else {
+            return None;
+        };
+        let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
+        let is_answered = is_answered(from, peers, cx);
+        let is_confirmed = leader.is_none_or(|leader| is_confirmed(leader, peers, from.max(lately(cx.now))));
+        (is_answered && is_confirmed).then_some(why)
     }
 
     /// Swaps the Lease as part of an operation.
@@ -182,7 +196,12 @@ impl VipState {
     /// Waits no longer for the store's answer about an own VIP: the connection may be gone on which it
     /// was asked. A swap that is still carried out is found by the next read.
     pub(super) fn abandon_check(&mut self) {
-        self.operation.take_if(|operation| matches!(operation, LeaseOperation::CheckRead | LeaseOperation::CheckSwap));
+        self.operation.take_if(|operation| {
+            matches!(
+                operation,
+                LeaseOperation::CheckRead | LeaseOperation::CheckRefused { .. } | LeaseOperation::CheckSwap
+            )
+        });
     }
 
     /// Reads the Lease anew for a takeover that waits for the store's answer since before this node was cut off. The
@@ -210,9 +229,7 @@ impl VipState {
         match (self.operation.take(), outcome) {
             (Some(LeaseOperation::TakeoverRead), LeaseOutcome::Read(lease)) => self.take_over(lease, peers, cx),
             (Some(LeaseOperation::TakeoverRead), _) => {
-                let until = now + SOON;
-                self.operation = Some(LeaseOperation::TakeoverRefused { until });
-                self.take_over_without_store(until, peers, cx);
+                self.operation = Some(LeaseOperation::TakeoverRefused { until: now + SOON });
             }
             (Some(LeaseOperation::TakeoverSwap { .. }), LeaseOutcome::Swapped(_))
                 if cx.guard.stores_differ && is_claimed(cx.vip, peers) =>
@@ -254,7 +271,12 @@ impl VipState {
                     }
                 }
             }
-            (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) => self.check_without_store(peers, cx),
+            (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) if self.role == Role::Leading => {
+                self.pause(LATER, cx);
+            }
+            (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) => {
+                self.operation = Some(LeaseOperation::CheckRefused { until: now + SOON });
+            }
             // The operation changed since.
             (None, _) => {}
             (Some(operation), _) => self.operation = Some(operation),
@@ -297,7 +319,7 @@ impl VipState {
 
     /// Takes a VIP over while the store is away. If the peers do not suffice until then, asks the store again.
     fn take_over_without_store(&mut self, until: Duration, peers: &Peers, cx: &mut Context<'_>) {
-        if let Some(why) = self.reason_without_store(peers, cx) {
+        if let Some(why) = self.reason_without_store(until.saturating_sub(SOON), peers, cx) {
             self.operation = None;
             let epoch = self.epoch() + 1;
             let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
@@ -389,27 +411,33 @@ impl VipState {
         }
     }
 
-    /// Decides without the Lease whether the VIP is still this node's own. The peers' states
-    /// decide, once all of them are newer than the doubt.
-    fn check_without_store(&mut self, peers: &Peers, cx: &mut Context<'_>) {
-        if self.role == Role::Leading {
-            return self.pause(LATER, cx);
+    /// Decides without the Lease whether the VIP is still this node's own. If the peers do not suffice until then,
+    /// asks the store again.
+    fn check_without_store(&mut self, until: Duration, peers: &Peers, cx: &mut Context<'_>) {
+        if self.resume_without_store(until.saturating_sub(SOON), peers, cx) || cx.now >= until {
+            self.operation = None;
+            self.pause(until.saturating_sub(cx.now), cx);
         }
-        if self.is_clear(peers, cx) {
-            self.lead(cx);
-            self.doubted = true;
-        }
-        self.pause(SOON, cx);
     }
 
-    /// Returns whether this node's VIP, for which it does not answer now, is nobody else's: a majority
-    /// says so, and all its states are newer than the doubt.
-    fn is_clear(&self, peers: &Peers, cx: &Context<'_>) -> bool {
+    /// Answers again for this node's VIP, for which it does not answer now, if the VIP is nobody else's: a majority
+    /// says so, and all its states are newer than the doubt and than `from`.
+    fn resume_without_store(&mut self, from: Duration, peers: &Peers, cx: &mut Context<'_>) -> bool {
+        if !cx.open || !peers.majority || !matches!(self.role, Role::Suspended | Role::Yielded) {
+            return false;
+        }
+        let newer = Some(from.max(lately(cx.now)));
         let mut alive = peers.members.values().filter(|peer| peer.status.is_alive());
-        peers.majority
-            && matches!(self.role, Role::Suspended | Role::Yielded)
-            && alive.all(|peer| peer.current > Some(self.since) && !peer.state.leads(cx.vip))
-            && self.predecessor(peers, cx) == Predecessor::Gone
+        let is_clear = is_answered(from, peers, cx)
+            && alive.all(|peer| peer.current > Some(self.since) && peer.current >= newer && !peer.state.leads(cx.vip))
+            && self.predecessor(peers, cx) == Predecessor::Gone;
+        if is_clear {
+            self.lead(cx);
+            self.doubted = true;
+        } else {
+            cx.schedule.wake_at(cx.now + QUICKLY);
+        }
+        is_clear
     }
 
     /// Returns whether something else than the last leader answers on the LAN: a switch does that for

@@ -190,6 +190,16 @@ impl Bench {
         self
     }
 
+    /// A majority answers what this node asks it, beside the heartbeats.
+    fn answer(&mut self) -> &mut Self {
+        self.now += ms(10);
+        self.peers.evidence = Some(self.now);
+        for peer in self.peers.members.values_mut() {
+            peer.confirmed = peer.confirmed.map(|_| self.now);
+        }
+        self.give(Input::Peers)
+    }
+
     fn later(&mut self, by: Duration) -> &mut Self {
         self.now += by;
         self
@@ -282,6 +292,7 @@ impl Bench {
                 Command::Assure { assured, .. } => if *assured { "assure" } else { "assure no longer" }.into(),
                 Command::Forged { by, .. } => format!("forged with {by}'s MAC"),
                 Command::Ask(name) => format!("ask {name}"),
+                Command::AskPeers => "ask peers".to_owned(),
             })
         };
         said.iter().filter_map(line).collect()

@@ -146,6 +146,28 @@ fn the_others_are_asked_just_before_the_heartbeat_of_the_event_loop_that_uses_th
     assert!(rounds.into_iter().eq([0, 90, 190, 290, 450, 540].map(|after| start + ms(after))));
 }
 
+#[test]
+fn a_question_between_two_rounds_brings_evidence_and_is_asked_each_ten_milliseconds_at_most() {
+    let mut network = together(3, 12);
+    network.run(HEARTBEAT / 3);
+    let (mut member, now) = (network.take(0), network.now);
+    let before = member.peers().evidence;
+    let mut asked = BTreeSet::new();
+    for after in 0..30 {
+        member.ask_peers(now + ms(after));
+        for (to, payload) in member.take_outbox() {
+            let Ok(Wire::Heartbeat(Heartbeat { asked: at, .. })) = Wire::decode(&payload) else { continue };
+            assert!(asked.insert((to, Duration::from_nanos(at))));
+        }
+    }
+    let expected = [name(1), name(2)].into_iter().flat_map(|to| [0, 10, 20].map(|at| (to.clone(), now + ms(at))));
+    assert!(asked.into_iter().eq(expected));
+    assert!(before < Some(now));
+    let ack = Ack { asked: nanoseconds(now), at: StateVersion::default(), disowned: None, gone: Vec::new() };
+    member.receive(&name(1), &Wire::Ack(ack).encode().unwrap(), now + ms(30)).unwrap();
+    assert_eq!(member.peers().evidence, Some(now));
+}
+
 /// The answer of a node that considers this generation of `gone` down.
 fn ack(asked: Duration, gone: &NodeName, generation: u64) -> Vec<u8> {
     let gone = vec![Gone { node: MemberId::key(gone), generation, silent: nanoseconds(ms(40)) }];
