@@ -2,7 +2,7 @@
 //! No manifest changes: Kubernetes takes far longer to notice.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -85,7 +85,7 @@ impl Setup {
         Ok(pods)
     }
 
-    /// Opens client sockets, each with the pod that answers it.
+    /// Opens client sockets, each with the pod that answers it. They reach the pods of all nodes.
     fn sockets(&self) -> Result<Vec<(Datagrams, String)>> {
         let server = SocketAddr::new(self.vip, DATAGRAMS);
         let open = || {
@@ -94,7 +94,17 @@ impl Setup {
             Ok((socket, pod))
         };
         let client = self.cluster.lan.client()?.namespace();
-        (0..SOCKETS).map(|_| client.run(open)).collect()
+        let (mut sockets, mut pods) = (Vec::new(), BTreeSet::new());
+        wait::until("datagrams reach all pods", PATIENCE, || {
+            for _ in 0..SOCKETS {
+                let (socket, pod) = client.run(open)?;
+                pods.insert(pod.clone());
+                sockets.push((socket, pod));
+            }
+            ensure!(pods.len() == usize::from(NODES), "{pods:?}");
+            Ok(())
+        })?;
+        Ok(sockets)
     }
 
     /// Opens a lasting connection to this pod.
@@ -158,7 +168,6 @@ fn avoided(is_ipv6: bool) -> Result<()> {
     let dead = pod_on(&setup.victim);
     let mut sockets = setup.sockets()?;
     sockets.retain(|(_, pod)| *pod == dead);
-    ensure!(!sockets.is_empty(), "no datagram went to {dead}");
     assert_eq!(setup.state()?, "attached");
 
     setup.cluster.lan.unplug(&setup.victim)?;
