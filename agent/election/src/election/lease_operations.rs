@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     lease::{Lease, Version},
-    membership::{Peers, Why},
+    membership::{Peers, SAMPLE, Why},
     mutation::Mutation,
     store_operation::StoreOperation,
 };
@@ -22,7 +22,7 @@ use vipmux_model::{NodeName, Vip};
 /// The pause after another node was quicker, and between looks at what the peers answered.
 const QUICKLY: Duration = Duration::from_millis(20);
 /// The time in which peers answer, and the greatest age of answers by which a node decides without the store.
-const ANSWERED: Duration = Duration::from_millis(10);
+const ANSWERED: Duration = Duration::from_millis(5);
 const LATELY: Duration = Duration::from_millis(50);
 /// The pause after which an unavailable store is tried again by a node that waits for its answer,
 const SOON: Duration = Duration::from_millis(200);
@@ -155,9 +155,17 @@ impl VipState {
             return;
         };
         if cx.open {
-            self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
+            self.claim(epoch, why, peers, cx);
             self.operation = Some(goes_on);
         }
+    }
+
+    /// Claims the VIP without the store. This node answers for it once all peers have answered since, and none
+    /// claims it, too: their turns may be at the same time. In large clusters, where not all members are asked, it
+    /// answers at once.
+    fn claim(&mut self, epoch: u64, why: Why, peers: &Peers, cx: &mut Context<'_>) {
+        let role = if peers.members.len() < SAMPLE { Role::Suspended } else { Role::Leading };
+        self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, role, cx);
     }
 
     /// Returns whether the turn of this node has passed in which it began to take the VIP. Another node may be
@@ -320,11 +328,10 @@ impl VipState {
     /// Takes a VIP over while the store is away. If the peers do not suffice until then, asks the store again.
     fn take_over_without_store(&mut self, until: Duration, peers: &Peers, cx: &mut Context<'_>) {
         if let Some(why) = self.reason_without_store(until.saturating_sub(SOON), peers, cx) {
-            self.operation = None;
-            let epoch = self.epoch() + 1;
             let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
-            self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
-            return self.pause(LATER, cx);
+            self.claim(self.epoch() + 1, why, peers, cx);
+            self.operation = Some(LeaseOperation::CheckRefused { until: cx.now + SOON });
+            return;
         }
         if !peers.majority || cx.now >= until {
             self.operation = None;
@@ -426,10 +433,11 @@ impl VipState {
         if !cx.open || !peers.majority || !matches!(self.role, Role::Suspended | Role::Yielded) {
             return false;
         }
-        let newer = Some(from.max(lately(cx.now)));
+        let is_large = peers.members.len() >= SAMPLE;
+        let newer = Some(self.since.max(if is_large { Duration::ZERO } else { lately(cx.now) }));
         let mut alive = peers.members.values().filter(|peer| peer.status.is_alive());
-        let is_clear = is_answered(from, peers, cx)
-            && alive.all(|peer| peer.current > Some(self.since) && peer.current >= newer && !peer.state.leads(cx.vip))
+        let is_clear = is_answered(from.max(self.since), peers, cx)
+            && alive.all(|peer| peer.current > newer && !peer.state.leads(cx.vip))
             && self.predecessor(peers, cx) == Predecessor::Gone;
         if is_clear {
             self.lead(cx);

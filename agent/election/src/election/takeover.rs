@@ -60,7 +60,10 @@ impl Election {
             let outdoes = |node: &NodeName, claim: &Claimed, own: &OwnLeadership| {
                 let store = peers.members.get(node).and_then(|peer| peer.state.store);
                 let differs = store.is_some() && store != self.store && self.store.is_some();
-                let gives_way = own.written.is_none() || differs && *node < self.local;
+                // Of two nodes that claim it and do not answer yet, one gives way.
+                let is_tied = state.role == Role::Suspended && own.written.is_none() && !differs;
+                let gives_way =
+                    if is_tied { *node < self.local } else { own.written.is_none() || differs && *node < self.local };
                 claim.epoch > own.epoch || claim.epoch == own.epoch && gives_way
             };
             let rival = claim.filter(|(node, claim)| state.own.as_ref().is_some_and(|own| outdoes(node, claim, own)));

@@ -190,12 +190,13 @@ impl Bench {
         self
     }
 
-    /// A majority answers what this node asks it, beside the heartbeats.
+    /// All peers answer what this node asks them, beside the heartbeats.
     fn answer(&mut self) -> &mut Self {
         self.now += ms(10);
         self.peers.evidence = Some(self.now);
         for peer in self.peers.members.values_mut() {
             peer.confirmed = peer.confirmed.map(|_| self.now);
+            peer.current = peer.status.is_alive().then_some(self.now);
         }
         self.give(Input::Peers)
     }

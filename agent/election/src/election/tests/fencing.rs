@@ -153,7 +153,7 @@ fn a_majority_that_is_back_does_not_wait_for_a_challenge() {
     let mut bench = challenged();
     bench.falls("c", MemberStatus::Alive);
     bench.peers.majority = true;
-    bench.give(Input::Peers).ticks(4);
+    bench.give(Input::Peers).ticks(4).answer();
     assert_eq!(bench.recorded(), ["fence b (r2)"]);
     assert_eq!(bench.said(), ["read", "claim 5", "lead 5: b was down"]);
 }
@@ -325,7 +325,7 @@ fn a_majority_reads_the_record_of_a_leader_that_is_down_before_it_takes_anything
 
     let mut bench = Bench::following();
     bench.falls("b", MemberStatus::Down);
-    bench.ticks(4).later(ms(100)).give(read(Some(lease("b", 4, "v4")))).answer();
+    bench.ticks(4).later(ms(100)).give(read(Some(lease("b", 4, "v4")))).answer().answer();
     let said = ["read", "swap v4 for 5", "ask peers", "claim 5", "lead 5: b was down"];
     assert_eq!(bench.said(), said, "a store that does not answer is not waited for");
 }

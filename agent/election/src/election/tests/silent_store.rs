@@ -8,7 +8,7 @@ fn without_the_store_a_majority_that_saw_the_holder_go_is_enough() {
         let mut bench = Bench::following();
         bench.falls("b", MemberStatus::Down);
         bench.peers.majority = majority;
-        bench.ticks(4).give(stored(LeaseOutcome::Unavailable)).answer();
+        bench.ticks(4).give(stored(LeaseOutcome::Unavailable)).answer().answer();
         let expected: &[&str] = if leads { &["read", "claim 5", "lead 5: b was down"] } else { &[] };
         assert_eq!(bench.said(), expected);
     }
@@ -27,7 +27,7 @@ fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer(
     bench.later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
     bench.peer("b").confirmed = bench.peers.evidence;
-    bench.answer().answer().answer();
+    bench.answer().answer().answer().answer();
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
@@ -39,7 +39,7 @@ fn who_has_no_evidence_since_it_asked_the_store_takes_no_vip_without_a_leader() 
     bench.peers.evidence = bench.now.checked_sub(ms(1));
     bench.later(ms(20)).give(stored(LeaseOutcome::Unavailable));
     assert_eq!(bench.said(), ["ask peers"]);
-    bench.answer();
+    bench.answer().answer();
     assert_eq!(bench.said(), ["claim 1", "lead 1: nobody led it, and the Leases could not be read"]);
 }
 
@@ -70,7 +70,7 @@ fn what_was_taken_without_the_store_is_written_down_or_given_up_when_it_is_back(
     ] {
         let mut bench = Bench::following();
         bench.falls("b", MemberStatus::Down);
-        bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
+        bench.ticks(4).give(stored(LeaseOutcome::Unavailable)).answer().answer();
         bench.ticks(11);
         bench.said();
         bench.give(read(found.clone()));
@@ -102,7 +102,7 @@ fn waiting_for_the_store() -> Bench {
 #[test]
 fn a_majority_that_saw_the_leaders_end_does_not_wait_for_a_store_that_is_silent() {
     let mut bench = waiting_for_the_store();
-    bench.ticks(1);
+    bench.ticks(1).answer();
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
     // The answer comes at last, and shows nothing that this node did not know.
     bench.ticks(8).give(read(Some(lease("b", 4, "v4"))));
@@ -121,7 +121,7 @@ fn a_silent_store_allows_nothing_after_the_others_no_longer_say_that_the_leader_
     bench.give(stored(LeaseOutcome::Unavailable)).ticks(9);
     assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
     bench.falls("b", MemberStatus::Down);
-    bench.give(stored(LeaseOutcome::Unavailable)).ticks(4);
+    bench.give(stored(LeaseOutcome::Unavailable)).ticks(4).answer();
     let said = bench.said();
     assert!(said.contains(&"lead 5: b was down".to_owned()), "{said:?}");
 }
@@ -161,7 +161,7 @@ fn who_could_not_announce_a_vip_meanwhile_waits_for_the_store_anew() {
     bench.said();
     bench.later(ms(20)).tick().give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
-    bench.ticks(1).give(Input::Peers);
+    bench.ticks(1).give(Input::Peers).answer();
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
@@ -172,7 +172,7 @@ fn who_was_held_for_down_meanwhile_waits_for_the_store_anew() {
     bench.later(ms(80)).give(Input::Disowned);
     bench.later(ms(20)).tick().give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
-    bench.ticks(1).give(Input::Peers);
+    bench.ticks(1).give(Input::Peers).answer();
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
@@ -200,7 +200,7 @@ fn a_leader_that_does_not_hear_the_claim_is_waited_for_as_long_as_its_deadline()
 #[test]
 fn a_lease_that_another_took_meanwhile_ends_what_a_silent_store_allowed() {
     let mut bench = waiting_for_the_store();
-    bench.ticks(2).said();
+    bench.ticks(2).answer().said();
     bench.give(read(Some(lease("c", 5, "v5"))));
     assert_eq!(bench.said(), ["follow: c took it", "withdraw"]);
 }
@@ -215,7 +215,7 @@ fn a_swap_that_is_not_answered_was_written_or_is_written_again() {
         let mut bench = waiting_for_the_store();
         bench.give(read(Some(lease("b", 4, "v4"))));
         assert_eq!(bench.said(), ["swap v4 for 5"]);
-        bench.ticks(1);
+        bench.ticks(1).answer();
         assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
         bench.give(stored(result)).ticks(15);
         assert_eq!(bench.said(), then);
@@ -228,8 +228,8 @@ fn a_node_that_stood_still_decides_nothing_by_answers_from_before() {
     let mut bench = waiting_for_the_store();
     bench.later(ms(140)).give(Input::Peers);
     assert_eq!(bench.said(), ["ask peers"]);
-    bench.later(ms(20)).tick().later(ms(40)).give(Input::Peers);
-    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+    bench.later(ms(20)).tick().later(ms(40)).give(Input::Peers).answer();
+    assert_eq!(bench.said(), ["claim 5", "ask peers", "lead 5: b was down"]);
 }
 
 /// The claim of another node may be on its way.
@@ -240,8 +240,8 @@ fn a_node_that_was_cut_off_for_a_moment_hears_claims_before_it_decides_without_t
     assert_eq!(bench.said(), [""; 0]);
     bench.later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
-    bench.later(ms(20)).give(Input::Peers);
-    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+    bench.later(ms(20)).give(Input::Peers).answer();
+    assert_eq!(bench.said(), ["claim 5", "ask peers", "lead 5: b was down"]);
 }
 
 /// It may lead again since.
@@ -286,4 +286,21 @@ fn a_minority_waits_for_a_silent_store() {
     bench.peers.majority = false;
     bench.ticks(30);
     assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
+}
+
+/// Their turns are at the same time, since one of them was cut off for a while.
+#[test]
+fn of_two_that_claim_it_without_the_store_the_first_by_name_leads() {
+    for (rival, gives_way) in [("0", true), ("c", false)] {
+        let mut bench = waiting_for_the_store();
+        bench.peers.members.insert(node_name(rival), peer(MemberStatus::Alive, T));
+        bench.ticks(1);
+        assert_eq!((bench.role(), bench.said()), (Role::Suspended, vec!["claim 5".to_owned()]));
+        bench.claim(rival, 5);
+        bench.answer();
+        assert_eq!(bench.said(), if gives_way { &["withdraw"][..] } else { &[] });
+        bench.peer(rival).state.claims.remove(&vip4(1));
+        bench.answer();
+        assert_eq!(bench.said(), if gives_way { &[][..] } else { &["lead 5: b was down"] }, "{rival}");
+    }
 }

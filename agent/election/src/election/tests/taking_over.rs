@@ -110,7 +110,7 @@ fn of_two_with_one_epoch_the_one_gives_way_that_did_not_write_the_lease() {
         bench.give(Input::Stored { vip: vip4(1), outcome: outcome.clone() });
         if !written {
             // A write that did not end is tried again, from a look at the Lease on.
-            bench.ticks(3).give(Input::Stored { vip: vip4(1), outcome });
+            bench.ticks(3).give(Input::Stored { vip: vip4(1), outcome }).answer().answer();
         }
         assert_eq!(bench.role(), Role::Leading);
         bench.said();
@@ -270,7 +270,7 @@ fn a_holder_that_answered_on_the_lan_and_came_back_is_followed_at_once_when_it_e
         bench.give(Input::Peers).ticks(3);
         assert_eq!(bench.said(), [""; 0]);
         bench.falls("b", MemberStatus::Down);
-        bench.give(Input::Peers).ticks(4);
+        bench.give(Input::Peers).ticks(4).answer();
         assert_eq!(bench.said(), ["read", "claim 5", "lead 5: b was down"], "{comes_back_first}");
     }
 }

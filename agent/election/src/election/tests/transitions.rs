@@ -52,7 +52,7 @@ const STATES: [State; 15] = [
     ("leading, and the Lease is not written", || {
         let mut bench = Bench::following();
         bench.falls("b", MemberStatus::Down);
-        bench.ticks(4).knows_b().give(stored(LeaseOutcome::Unavailable)).answer();
+        bench.ticks(4).knows_b().give(stored(LeaseOutcome::Unavailable)).answer().answer();
         bench
     }),
     ("leading, assured since announcements with c's MAC were forged", || {
