@@ -84,3 +84,42 @@ pub(crate) fn holders(state: Option<&Path>) -> Result<PreviousAssignments, Input
         None => Ok(PreviousAssignments::new()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use vipmux_testing::names::service_name;
+
+    use super::*;
+
+    /// Many Services whose port is `port`.
+    fn services(port: u16) -> ManifestAllocation {
+        let directory = tempfile::tempdir().unwrap();
+        let mut text = String::from(
+            "{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: lan}, spec: {addresses: [192.0.2.0/24]}}\n",
+        );
+        for number in 0..120 {
+            let metadata = format!("{{name: s{number:03}, namespace: shop}}");
+            let spec = format!("{{type: LoadBalancer, ports: [{{port: {port}}}]}}");
+            writeln!(text, "---\n{{apiVersion: v1, kind: Service, metadata: {metadata}, spec: {spec}}}").unwrap();
+        }
+        std::fs::write(directory.path().join("all.yaml"), text).unwrap();
+        let paths = [directory.path().to_owned()];
+        ManifestAllocation::read(&paths, &PreviousAssignments::new(), &IngestOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn the_changes_of_the_first_hundred_services_by_name_are_tried_alone() {
+        let (before, after) = (services(80), services(81));
+        let has_changed = |allocation: &Allocation, number: usize| {
+            let assignment = &allocation.assignments[&service_name(format!("s{number:03}"))];
+            assignment.ports.iter().any(|port| port.to_string() == "81/TCP")
+        };
+        let changed: Vec<Vec<_>> = before
+            .steps_to(&after)
+            .map(|step| (0..120).filter(|number| has_changed(&step, *number)).collect())
+            .collect();
+        assert_eq!(changed, (0..100).map(|number| vec![number]).collect::<Vec<_>>());
+    }
+}

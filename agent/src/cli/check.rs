@@ -8,7 +8,11 @@ use std::{
 
 use serde::Serialize;
 
-use super::{agent::node_name, cluster::AccessArgs, config::SharedConfigArgs};
+use super::{
+    agent::node_name,
+    cluster::{AccessArgs, AllocationArgs},
+    config::SharedConfigArgs,
+};
 use crate::{
     gossip,
     output::{
@@ -32,7 +36,7 @@ use vipmux_model::NodeName;
 /// The exit status if a check fails.
 pub(super) const FAILS: u8 = 2;
 
-/// Arguments of `vipmux check`: those of `vipmux agent` that matter for it, and the output format.
+/// Arguments of `vipmux check`: those of `vipmux agent` and the allocator that matter for it, and the output format.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Changes nothing on the node; whatever a check creates is removed again. Run it as root: with fewer rights \
@@ -54,6 +58,8 @@ pub struct CheckArgs {
     manifests: Option<PathBuf>,
     #[command(flatten)]
     access: AccessArgs,
+    #[command(flatten)]
+    allocation: AllocationArgs,
     /// Directory of the pinned maps, programs and links, on a bpffs
     #[arg(long, value_name = "DIR", env = "VIPMUX_PIN_PATH", default_value = DEFAULT_PIN_PATH)]
     pin_path: PathBuf,
@@ -113,6 +119,7 @@ impl From<CheckArgs> for collect::CheckOptions {
             node: args.node_name,
             manifests: args.manifests,
             access: args.access.of("vipmux-check"),
+            allocation: args.allocation.into(),
             pin_path: args.pin_path,
             mode: args.xdp_mode,
             tc: args.tc,

@@ -22,7 +22,7 @@ use vipmux_datapath::{
     bpf::attach::{TcAttachMode, XdpAttachMode},
     link::{LinkError, Links},
 };
-use vipmux_model::NodeName;
+use vipmux_model::{IngestOptions, NodeName};
 
 /// The agent's options that matter for the checks.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct CheckOptions {
     pub manifests: Option<PathBuf>,
     /// How to reach the API server.
     pub access: ClusterAccess,
+    /// Which Services are vipmux's, and what they may get.
+    pub allocation: IngestOptions,
     /// The directory of the pins.
     pub pin_path: PathBuf,
     /// How XDP programs run.

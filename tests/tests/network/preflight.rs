@@ -234,6 +234,8 @@ fn vips_on_interfaces_and_a_used_gossip_port_are_reported() -> Result<()> {
     let namespace = setup.node().namespace();
     setup.manifests.write_service(&Service::sharing("shop/web", 80, "TCP", 8080))?;
     setup.check()?.expect("vip-addresses", "pass", "none of 1 VIPs", "")?;
+    let classed = setup.arguments().into_iter().chain(["--unset-class", "false"].map(OsString::from));
+    Checked::of(setup.node(), classed)?.expect("vip-addresses", "pass", "no VIP is known yet", "")?;
     namespace.links(|links| links.add_holder("kube-ipvs0").and_then(|()| links.add_address("kube-ipvs0", VIP, 32)))?;
     let checked = setup.check()?;
     checked.expect("vip-addresses", "pass", "", "")?;

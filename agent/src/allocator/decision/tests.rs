@@ -163,6 +163,39 @@ fn a_port_that_goes_to_another_service_moves_nobody_and_is_written_once() {
     assert_eq!(world.server.shown("b"), [vip("192.0.2.11")].into());
 }
 
+/// The Services of a backup were edited after their statuses were written.
+#[test]
+fn from_a_restored_backup_an_allocator_decides_as_one_that_goes_on() {
+    let edited = || {
+        let mut world = World::new(&["192.0.2.10-192.0.2.12"]);
+        world.server.put("a", 80, &[KEY]);
+        world.server.put("b", 81, &[KEY]);
+        world.server.put("c", 90, &[]);
+        world.settle();
+        world.server.put("b", 80, &[KEY]);
+        world.server.put("c", 91, &[]);
+        world
+    };
+    let settle = |world: &mut World| {
+        world.settle();
+        world.now += POSTPONED;
+        world.settle();
+        world.all()
+    };
+    let mut world = edited();
+    let backup = world.server.objects.clone();
+    world.server.remove("a");
+    world.server.remove("c");
+    world.server.put("d", 82, &[]);
+    settle(&mut world);
+    world.server.objects = backup;
+    world.restart();
+    let expected = [("a", "192.0.2.10"), ("b", "192.0.2.12"), ("c", "192.0.2.11")];
+    let expected = expected.map(|(name, address)| (name.to_owned(), [vip(address)].into()));
+    assert_eq!(settle(&mut world), BTreeMap::from(expected));
+    assert_eq!(settle(&mut edited()), world.all());
+}
+
 #[test]
 fn between_a_write_and_its_echo_nothing_is_written_and_nothing_given_twice() {
     let mut world = World::new(&["192.0.2.10-192.0.2.11"]);

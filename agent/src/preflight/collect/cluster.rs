@@ -23,9 +23,8 @@ use crate::preflight::findings::{
 };
 use vipmux_cluster::access::{self as cluster, AccessError};
 use vipmux_datapath::link::Links;
-use vipmux_model as model;
 use vipmux_model::{
-    NodeName,
+    IngestOptions, NodeName,
     node::Node as Ingested,
     permissions::{AGENT, Right},
 };
@@ -88,7 +87,7 @@ async fn observe_connected(
     };
     let read = source::Read {
         addresses: source::addresses(&node),
-        vips: vips(&client).await,
+        vips: vips(&client, &options.allocation).await,
         daemon_sets: daemon_sets(&client).await,
     };
     let cluster = Cluster {
@@ -121,13 +120,12 @@ async fn node(client: &Client, name: &NodeName, links: &Links) -> NodeObservatio
 }
 
 /// Returns the addresses in the statuses of vipmux's Services; empty if they may not be listed.
-async fn vips(client: &Client) -> BTreeSet<IpAddr> {
+async fn vips(client: &Client, options: &IngestOptions) -> BTreeSet<IpAddr> {
     let services: Api<Service> = Api::all(client.clone());
     let listed = services.list(&ListParams::default()).await.map(|listed| listed.items).unwrap_or_default();
-    let ours = model::IngestOptions::default().load_balancer_class;
     let is_ours = |service: &&Service| {
         let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_ref());
-        class.is_none_or(|class| *class == ours)
+        class.map_or(options.unset_class_is_ours, |class| *class == options.load_balancer_class)
     };
     let ingress = |service: &Service| {
         let balancer = service.status.as_ref().and_then(|status| status.load_balancer.clone());

@@ -12,7 +12,7 @@ use crate::{
     preflight::findings::cluster::{NodeObservation, ObjectSourceObservation},
 };
 use vipmux_datapath::link::Links;
-use vipmux_model::{IngestOptions, NodeName, Vip, node::Node as Ingested};
+use vipmux_model::{NodeName, Vip, node::Node as Ingested};
 
 /// Observations of the source that other checks need.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,7 @@ fn manifests(options: &CheckOptions, links: &Links, path: &Path) -> (ObjectSourc
     let planned = match ManifestAllocation::read(
         &[PathBuf::from(path)],
         &vipmux_allocate::previous::PreviousAssignments::new(),
-        &IngestOptions::default(),
+        &options.allocation,
     ) {
         Ok(planned) => planned,
         Err(error) => {
