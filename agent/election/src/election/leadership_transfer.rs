@@ -18,7 +18,7 @@ use crate::{
     lease::Lease,
     membership::{ElectionMessage, Peers, TransferStep, Why},
     mutation::Mutation,
-    placement::{Candidate, LeaderPlacement},
+    placement::{Candidate, LeaderPlacement, Preference},
     store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
@@ -126,8 +126,17 @@ impl Election {
         let Some(preferences) = &self.index.preferences else { return plan };
         let preference = |candidate: &Candidate| self.preference(candidate, peers);
         let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, &self.index.loads);
-        let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
-        for &vip in led {
+        let must = |vip: Vip, best: Preference| {
+            let own = self.candidate(vip, &self.local).filter(|own| self.is_able(&own.node, vip, peers));
+            own.and_then(preference).is_none_or(|mine| best.precedes(mine))
+        };
+        let best: Vec<_> = led.iter().map(|vip| placement.best(*vip, |node| self.is_able(node, *vip, peers))).collect();
+        // VIPs that must go do so first, also those that a successor declined for now: else others would go for the
+        // sake of balance, and come back.
+        let stays = |(vip, best): &(&Vip, &Option<Preference>)| best.is_none_or(|best| !must(**vip, best));
+        let stay = led.iter().zip(&best).filter(stays).count();
+        let mut spare = u64::try_from(stay).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
+        for (&vip, best) in led.iter().zip(best) {
             let Some(state) = self.states.get(&vip).filter(|state| state.operation.is_none()) else { continue };
             let not_before = state.not_before.max(state.transfers.not_before);
             if not_before > now {
@@ -136,13 +145,12 @@ impl Election {
             }
             let able = |node: &NodeName| self.is_able(node, vip, peers);
             let own = self.candidate(vip, &self.local);
-            let Some(best) = placement.best(vip, able) else {
+            let Some(best) = best else {
                 let lossy = self.availability.lossy.contains(&vip);
                 plan.forbidden.extend((own.is_none() || lossy).then_some(vip));
                 continue;
             };
-            let mine = own.filter(|own| able(&own.node)).and_then(preference);
-            let must = mine.is_none_or(|mine| best.precedes(mine));
+            let must = must(vip, best);
             if !must && spare == 0 {
                 continue;
             }
@@ -222,7 +230,7 @@ impl Election {
         let AbilityToLead { unable, draining, .. } = &self.availability;
         // A peer may not have read yet that this node's object is gone, and would get the VIP back at once.
         let is_candidate = self.candidate(vip, &self.local).is_some();
-        let can = is_candidate && !unable.contains(&vip) && !draining && self.record.is_undisputed();
+        let can = is_candidate && !unable.contains(&vip) && !draining && self.record.is_undisputed(self.settings.lease);
         if let Some((state, mut cx)) = self.state_of(vip, now) {
             state.receive(from, step, epoch, can, &mut cx);
         } else if step == TransferStep::Take {

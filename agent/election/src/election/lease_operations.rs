@@ -81,10 +81,15 @@ fn lately(now: Duration) -> Duration {
 fn is_answered(from: Duration, peers: &Peers, cx: &mut Context<'_>) -> bool {
     let is_answered = peers.evidence >= Some(from.max(lately(cx.now)));
     if !is_answered {
-        cx.commands.push(Command::AskPeers);
-        cx.schedule.wake_at(cx.now + ANSWERED);
+        ask(cx);
     }
     is_answered
+}
+
+/// Asks the peers, and looks at their answers soon.
+fn ask(cx: &mut Context<'_>) {
+    cx.commands.push(Command::AskPeers);
+    cx.schedule.wake_at(cx.now + ANSWERED);
 }
 
 /// Returns whether a living peer claims the VIP.
@@ -435,9 +440,17 @@ impl VipState {
         }
         let is_large = peers.members.len() >= SAMPLE;
         let newer = Some(self.since.max(if is_large { Duration::ZERO } else { lately(cx.now) }));
-        let mut alive = peers.members.values().filter(|peer| peer.status.is_alive());
-        let is_clear = is_answered(from.max(self.since), peers, cx)
-            && alive.all(|peer| peer.current > newer && !peer.state.leads(cx.vip))
+        let alive = || peers.members.values().filter(|peer| peer.status.is_alive());
+        if !is_answered(from.max(self.since), peers, cx) {
+            return false;
+        }
+        let is_current = alive().all(|peer| peer.current > newer);
+        if !is_current && !is_large {
+            ask(cx);
+            return false;
+        }
+        let is_clear = is_current
+            && !alive().any(|peer| peer.state.leads(cx.vip))
             && self.predecessor(peers, cx) == Predecessor::Gone;
         if is_clear {
             self.lead(cx);

@@ -70,10 +70,10 @@ pub(super) struct OwnRecord {
 }
 
 impl OwnRecord {
-    /// Returns whether this node knows that it wrote the record last, or that there is none. Otherwise it may
-    /// find that it is fenced, and would suspend what it has just taken.
-    pub(super) const fn is_undisputed(&self) -> bool {
-        self.missing || self.confirmed.is_some()
+    /// Returns whether this node knows that it wrote the record last, with this lease, or that there is none.
+    /// Otherwise it may find that it is fenced, and would suspend what it has just taken.
+    pub(super) fn is_undisputed(&self, lease: Duration) -> bool {
+        self.missing || self.confirmed >= Some(lease)
     }
 
     /// Returns whether another node wrote it last. That node waits for a confirmation, or any node may take the VIPs
@@ -131,7 +131,9 @@ impl Election {
         // A node that may not answer now has something else to see to first. One that does not know its record
         // declines VIPs.
         let is_disputed = self.record.is_disputed() && self.fence.deadline.is_some();
-        if is_disputed || self.record.missing || self.record.unread {
+        // An earlier run of this node had a shorter `--lease`. A node that starts later knows no other.
+        let is_short = self.record.confirmed.is_some_and(|confirmed| confirmed < self.settings.lease);
+        if is_disputed || is_short || self.record.missing || self.record.unread {
             return Some(self.record.not_before);
         }
         // A node that leads nothing, and could take nothing, needs no evidence.

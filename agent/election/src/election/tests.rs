@@ -260,6 +260,12 @@ impl Bench {
         self.ticks(25).record(node, RecordOutcome::Swapped(version("r2")))
     }
 
+    /// Returns whether the peers are asked beside the heartbeats, and nothing else is done.
+    fn only_asks(&mut self) -> bool {
+        let asks = self.commands.contains(&Command::AskPeers);
+        asks && self.said().is_empty()
+    }
+
     /// Returns the other commands since the last call, as text.
     fn said(&mut self) -> Vec<String> {
         let (kept, said) = std::mem::take(&mut self.commands).into_iter().partition::<Vec<_>, _>(is_about_record);
@@ -267,6 +273,7 @@ impl Bench {
         let line = |command: &Command| {
             Some(match command {
                 Command::Heartbeat
+                | Command::AskPeers
                 | Command::Extend(_)
                 | Command::Publish(Item::Ready(_))
                 | Command::Store(StoreOperation::ReadRecord { .. } | StoreOperation::SwapRecord { .. }) => return None,
@@ -293,7 +300,6 @@ impl Bench {
                 Command::Assure { assured, .. } => if *assured { "assure" } else { "assure no longer" }.into(),
                 Command::Forged { by, .. } => format!("forged with {by}'s MAC"),
                 Command::Ask(name) => format!("ask {name}"),
-                Command::AskPeers => "ask peers".to_owned(),
             })
         };
         said.iter().filter_map(line).collect()

@@ -565,6 +565,21 @@ fn balance_moves_no_vip_to_a_lower_score() {
     assert_eq!(moved.len(), 4, "its share is 10 and 5, and one more may stay: {moved:?}");
 }
 
+/// Else the node would lead too few once these have gone, and get others back.
+#[test]
+fn vips_that_will_go_to_a_higher_score_count_no_more_for_balance() {
+    let mut bench = leading_too_many(20);
+    let preferred = [candidate("a"), Candidate { score: 100, ..candidate("b") }];
+    let (preferred, ordinary): (Candidates, Candidates) =
+        (preferred.into_iter().collect(), [candidate("a"), candidate("b")].into_iter().collect());
+    let wanted = (1..=20).map(|last| (vip4(last), if last <= 10 { &preferred } else { &ordinary }.clone()));
+    bench.give(Input::Wanted(Arc::new(wanted.collect())));
+    let declined = moves(&mut bench, 1, false);
+    assert_eq!(declined.iter().filter(|(_, vip)| *vip <= vip4(10)).count(), 10, "{declined:?}");
+    let moved = moves(&mut bench, 90, true);
+    assert!(moved.iter().all(|(_, vip)| *vip > vip4(10)) && (1..=4).contains(&moved.len()), "{moved:?}");
+}
+
 #[test]
 fn many_vips_beyond_the_bound_move_several_at_once_until_one_is_declined() {
     let mut bench = leading_too_many(200);

@@ -76,6 +76,23 @@ fn a_node_takes_no_vip_before_it_has_read_its_record_and_confirmed_it() {
     assert_eq!(bench.give(take()).said(), ["claim 5", "lead 5: b handed it over", "b: taken 5", "read"]);
 }
 
+/// A node that starts after this one has died knows its `--lease` by the record alone.
+#[test]
+fn a_node_whose_lease_was_raised_writes_that_before_it_takes_vips() {
+    let mut bench = Bench::following();
+    bench.election.record = OwnRecord::default();
+    bench.give(Input::RecordChanged { node: node_name("a"), record: None });
+    let content = RecordContent { standing: RecordStanding::Confirmed, promise: LEASE / 2 };
+    let earlier = NodeRecord { content, version: version("r1") };
+    bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(earlier))));
+    assert_eq!(bench.recorded(), ["read a", "confirm a (r1) for 300 ms"]);
+    let take = || told("b", TransferStep::Take, 5);
+    assert_eq!(bench.give(take()).said(), ["b: declined 5"]);
+    bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r2")))).ticks(60).said();
+    assert_eq!(bench.give(take()).said(), ["claim 5", "lead 5: b handed it over", "b: taken 5", "read"]);
+    assert_eq!(bench.recorded(), [""; 0]);
+}
+
 #[test]
 fn a_node_that_could_not_read_its_record_when_it_started_reads_it_later() {
     let mut bench = Bench::following();

@@ -22,7 +22,7 @@ fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer(
     bench.ticks(3).later(ms(30)).give(Input::Peers);
     assert_eq!(bench.said(), ["read"]);
     bench.later(ms(100)).give(Input::Peers);
-    assert_eq!(bench.said(), ["ask peers"]);
+    assert!(bench.only_asks());
     bench.peers.evidence = Some(bench.now);
     bench.later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
@@ -38,7 +38,7 @@ fn who_has_no_evidence_since_it_asked_the_store_takes_no_vip_without_a_leader() 
     bench.said();
     bench.peers.evidence = bench.now.checked_sub(ms(1));
     bench.later(ms(20)).give(stored(LeaseOutcome::Unavailable));
-    assert_eq!(bench.said(), ["ask peers"]);
+    assert!(bench.only_asks());
     bench.answer().answer();
     assert_eq!(bench.said(), ["claim 1", "lead 1: nobody led it, and the Leases could not be read"]);
 }
@@ -55,7 +55,7 @@ fn in_a_large_cluster_evidence_since_the_store_was_asked_is_enough() {
     bench.later(ms(10)).give(Input::Peers).ticks(3).later(ms(30)).give(Input::Peers);
     assert_eq!(bench.said(), ["read"]);
     bench.later(ms(100)).give(Input::Peers);
-    assert_eq!(bench.said(), ["ask peers"]);
+    assert!(bench.only_asks());
     bench.answer().later(ms(30)).give(Input::Peers);
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
@@ -227,9 +227,9 @@ fn a_swap_that_is_not_answered_was_written_or_is_written_again() {
 fn a_node_that_stood_still_decides_nothing_by_answers_from_before() {
     let mut bench = waiting_for_the_store();
     bench.later(ms(140)).give(Input::Peers);
-    assert_eq!(bench.said(), ["ask peers"]);
+    assert!(bench.only_asks());
     bench.later(ms(20)).tick().later(ms(40)).give(Input::Peers).answer();
-    assert_eq!(bench.said(), ["claim 5", "ask peers", "lead 5: b was down"]);
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
 /// The claim of another node may be on its way.
@@ -241,7 +241,7 @@ fn a_node_that_was_cut_off_for_a_moment_hears_claims_before_it_decides_without_t
     bench.later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
     bench.later(ms(20)).give(Input::Peers).answer();
-    assert_eq!(bench.said(), ["claim 5", "ask peers", "lead 5: b was down"]);
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
 /// It may lead again since.
