@@ -115,9 +115,13 @@ impl FailoverCluster {
 
     /// Removes the Services' endpoints on this node, and waits until all nodes know.
     pub fn remove_endpoints_of(&self, node: &str) -> Result<()> {
-        self.write_services(node)?;
-        let pods = self.cluster.pods.iter().filter(|pod| pod.node != node).count();
-        SERVICES.iter().try_for_each(|(_, port, _)| self.cluster.await_ready(*port, pods))
+        // With all of them first: the number of pods without another node's is the same.
+        for spared in ["", node] {
+            self.write_services(spared)?;
+            let pods = self.cluster.pods.iter().filter(|pod| pod.node != spared).count();
+            SERVICES.iter().try_for_each(|(_, port, _)| self.cluster.await_ready(*port, pods))?;
+        }
+        Ok(())
     }
 
     fn write_services(&self, spared: &str) -> Result<()> {
