@@ -429,6 +429,8 @@ impl VipState {
         if self.resume_without_store(until.saturating_sub(SOON), peers, cx) || cx.now >= until {
             self.operation = None;
             self.pause(until.saturating_sub(cx.now), cx);
+        } else {
+            cx.schedule.wake_at(until);
         }
     }
 

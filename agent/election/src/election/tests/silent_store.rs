@@ -60,6 +60,22 @@ fn in_a_large_cluster_evidence_since_the_store_was_asked_is_enough() {
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
 
+/// In a large cluster it leads at once, and the peers have nothing to decide.
+#[test]
+fn a_store_that_refuses_is_asked_again_soon_by_a_node_that_took_a_vip_without_it() {
+    for others in [0, membership::SAMPLE] {
+        let mut bench = Bench::following();
+        for number in 0..others {
+            bench.peers.members.insert(node_name(format!("n{number}")), peer(MemberStatus::Alive, T));
+        }
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(4).answer().answer().give(stored(LeaseOutcome::Unavailable)).answer().answer();
+        assert_eq!(bench.said(), ["read", "claim 5", "lead 5: b was down"], "{others} others");
+        bench.ticks(4);
+        assert_eq!(bench.said(), ["read"], "{others} others");
+    }
+}
+
 #[test]
 fn what_was_taken_without_the_store_is_written_down_or_given_up_when_it_is_back() {
     for (found, expected) in [
