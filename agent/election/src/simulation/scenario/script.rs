@@ -86,6 +86,8 @@ impl Script<'_> {
             // The last move for balance may be late, after one that was declined.
             Scenario::Scores => Promise { moves: 1, balance: false, scores: true, ..window },
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
+            // The LAN is asked again for an address after ten seconds.
+            Scenario::Siege => Promise { answer: Duration::from_secs(11), ..window },
             _ => window,
         };
         let end = during.end;
