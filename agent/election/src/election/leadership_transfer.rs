@@ -131,8 +131,8 @@ impl Election {
             own.and_then(preference).is_none_or(|mine| best.precedes(mine))
         };
         let best: Vec<_> = led.iter().map(|vip| placement.best(*vip, |node| self.is_able(node, *vip, peers))).collect();
-        // VIPs that must go do so first, also those that a successor declined for now: else others would go for the
-        // sake of balance, and come back.
+        // A VIP that must go does so first, even if a successor has declined it for now. Otherwise VIPs that may stay
+        // would go for the sake of balance, and come back.
         let stays = |(vip, best): &(&Vip, &Option<Preference>)| best.is_none_or(|best| !must(**vip, best));
         let stay = led.iter().zip(&best).filter(stays).count();
         let mut spare = u64::try_from(stay).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
