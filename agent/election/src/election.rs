@@ -56,6 +56,7 @@ mod surveys;
 mod takeover;
 mod takeover_guard;
 mod vip_state;
+mod without_store;
 
 #[cfg(test)]
 mod tests;

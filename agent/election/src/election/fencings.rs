@@ -9,9 +9,9 @@ use std::{
 use super::{
     Command, Election,
     io::RecordOutcome,
-    lease_operations::HEDGE,
     node_records::{LONG_PROMISE, is_half},
     takeover_guard::past,
+    without_store::HEDGE,
 };
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
