@@ -9,22 +9,4 @@
 //! gossip, Lease, tick    -> vipmux_election -> commands -> Lease write, fence, announcement
 //! ```
 
-pub mod allocator;
-pub mod capabilities;
 pub mod cli;
-pub mod control;
-mod dry_run;
-pub mod explain;
-#[cfg(test)]
-#[path = "../datapath/src/bpf/maps/fixture.rs"]
-mod fixture;
-pub mod gossip;
-pub mod http;
-pub mod inspect;
-pub mod metrics;
-pub mod migrate;
-pub mod output;
-pub mod preflight;
-pub mod probe;
-pub mod runtime;
-mod signals;

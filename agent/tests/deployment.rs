@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use vipmux::capabilities::CAPABILITIES;
+use vipmux_datapath::capabilities::CAPABILITIES;
 use vipmux_model::permissions::{AGENT, ALLOCATOR, Right, RightScope};
 
 /// A right: scope, API group, resource, verb, and the object's name if it is for one object only.

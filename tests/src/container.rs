@@ -17,7 +17,7 @@ use nix::{
     sys::prctl,
     unistd::{chdir, chroot},
 };
-use vipmux::capabilities::CAPABILITIES;
+use vipmux_datapath::capabilities::CAPABILITIES;
 
 use crate::netns::Namespace;
 

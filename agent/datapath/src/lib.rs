@@ -1,11 +1,11 @@
 //! Programs the kernel: BPF programs and maps, network interfaces, announcements, nftables.
 
-#[cfg(test)]
-extern crate self as vipmux_datapath;
-
 pub mod announce;
 pub mod bpf;
+pub mod capabilities;
 pub mod error_chain;
+#[cfg(any(test, feature = "testing"))]
+pub mod fixture;
 pub mod link;
 pub mod netlink;
 pub mod reconciler;

@@ -9,11 +9,6 @@ use super::{
     log::LogArgs,
     service_runtime,
 };
-use crate::{
-    control::DEFAULT_SOCKET,
-    gossip,
-    runtime::{self, ObjectSource, RuntimeOptions},
-};
 use vipmux_allocate::StatusAuthor;
 use vipmux_datapath::bpf::{
     apply::Unclaimed,
@@ -23,9 +18,10 @@ use vipmux_datapath::bpf::{
 use vipmux_election as election;
 use vipmux_model as model;
 use vipmux_model::{NodeName, desired::Unreachable, prefix::Prefix};
+use vipmux_runtime::{ObjectSource, RuntimeOptions, control::DEFAULT_SOCKET};
 use vipmux_supervisor::Supervisor;
 
-pub use crate::runtime::AgentError;
+pub use vipmux_runtime::AgentError;
 
 /// [`Unreachable`] on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -120,7 +116,7 @@ pub struct AgentArgs {
     #[arg(long = "pod-range", value_name = "CIDR", env = "VIPMUX_POD_RANGES", value_delimiter = ',')]
     pod_ranges: Vec<Prefix>,
     /// The UDP port of the agents' gossip, the same on all nodes.
-    #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT,
+    #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = vipmux_gossip::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
     gossip_port: u16,
     /// File with the key that encrypts the agents' gossip, the same on all nodes: 32 bytes in
@@ -229,7 +225,7 @@ pub fn run(args: AgentArgs, supervisor: &Supervisor) -> Result<(), AgentError> {
         socket: args.socket,
         http: args.http.http_listen,
     };
-    service_runtime::run(runtime::run(options, supervisor)).map_err(AgentError::Runtime)?
+    service_runtime::run(vipmux_runtime::run(options, supervisor)).map_err(AgentError::Runtime)?
 }
 
 #[cfg(test)]

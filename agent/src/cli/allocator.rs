@@ -11,12 +11,12 @@ use super::{
     log::LogArgs,
     service_runtime,
 };
-use crate::allocator::{self, AllocatorOptions, health::AllocatorHealth};
+use vipmux_allocator::{AllocatorOptions, health::AllocatorHealth};
 use vipmux_cluster::access::ClusterClient;
 use vipmux_model::name::is_subdomain;
 use vipmux_supervisor::Supervisor;
 
-pub use crate::allocator::AllocatorError;
+pub use vipmux_allocator::AllocatorError;
 
 /// The arguments of `vipmux allocator`.
 #[derive(Debug, clap::Args)]
@@ -79,7 +79,7 @@ pub fn run(args: AllocatorArgs, supervisor: &Supervisor) -> Result<(), Allocator
     let health = Arc::new(watch::Sender::new(AllocatorHealth::default()));
     let work = async {
         let cluster = ClusterClient::connect(&access).await?;
-        allocator::run(cluster, options, health, supervisor).await
+        vipmux_allocator::run(cluster, options, health, supervisor).await
     };
     service_runtime::run(work).map_err(AllocatorError::Runtime)?
 }

@@ -13,17 +13,6 @@ use super::{
     cluster::{AccessArgs, AllocationArgs},
     config::SharedConfigArgs,
 };
-use crate::{
-    gossip,
-    output::{
-        self, Format, OutputError, Report,
-        table::{Cell, Color, Table, Tone},
-    },
-    preflight::{
-        collect,
-        findings::{CheckStatus, Finding, assess},
-    },
-};
 use vipmux_datapath::{
     bpf::{
         attach::{TcAttachMode, XdpAttachMode},
@@ -31,7 +20,15 @@ use vipmux_datapath::{
     },
     link::LinkError,
 };
+use vipmux_inspect::output::{
+    self, Format, OutputError, Report,
+    table::{Cell, Color, Table, Tone},
+};
 use vipmux_model::NodeName;
+use vipmux_preflight::{
+    collect,
+    findings::{CheckStatus, Finding, assess},
+};
 
 /// The exit status if a check fails.
 pub(super) const FAILS: u8 = 2;
@@ -70,7 +67,7 @@ pub struct CheckArgs {
     #[arg(long, value_enum, env = "VIPMUX_TC", default_value_t, hide = true)]
     tc: TcAttachMode,
     /// The UDP port of the agents' gossip
-    #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT,
+    #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = vipmux_gossip::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
     gossip_port: u16,
     /// The file with the key of the agents' gossip

@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 use clap_complete::Shell;
 
 use super::Cli;
-use crate::output::table::ignore_broken_pipe;
+use vipmux_inspect::output::table::ignore_broken_pipe;
 
 /// Arguments of `vipmux completion`.
 #[derive(Clone, Copy, Debug, clap::Args)]

@@ -9,10 +9,8 @@ use std::{
 };
 
 use super::{agent::time, config::SharedConfigArgs};
-use crate::{
-    control::{self, Answer, AskError, ControlCommand, DEFAULT_SOCKET, DrainProgress},
-    output::table::ignore_broken_pipe,
-};
+use vipmux_inspect::output::table::ignore_broken_pipe;
+use vipmux_runtime::control::{self, Answer, AskError, ControlCommand, DEFAULT_SOCKET, DrainProgress};
 
 /// How often to ask the agent for its progress.
 const POLL: Duration = Duration::from_millis(200);

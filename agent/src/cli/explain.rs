@@ -10,15 +10,6 @@ use std::{
 use imbl::OrdMap;
 
 use super::{cluster::AllocationArgs, config::SharedConfigArgs};
-use crate::{
-    control::{self, Answer, AskError, ControlCommand, DEFAULT_SOCKET},
-    dry_run::{self, InputError, ManifestAllocation},
-    explain::{ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails, UnknownTarget},
-    inspect::{
-        InspectError, backends::Backends, clock::Clock, neighbors::NeighborList, services::Services, vips::Vips,
-    },
-    output::{self, Format, table::Color},
-};
 use vipmux_datapath::{
     bpf::{
         maps::{Maps, MapsError},
@@ -28,10 +19,22 @@ use vipmux_datapath::{
     link::interface_name,
 };
 use vipmux_election::placement::{self, candidates_of};
+use vipmux_inspect::{
+    InspectError,
+    backends::Backends,
+    clock::Clock,
+    explain::{ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails, UnknownTarget},
+    neighbors::NeighborList,
+    output::{self, Format, table::Color},
+    services::Services,
+    vips::Vips,
+};
 use vipmux_model::{
     health::{Findings, Health},
     serving::desired_services,
 };
+use vipmux_preflight::dry_run::{self, InputError, ManifestAllocation};
+use vipmux_runtime::control::{self, Answer, AskError, ControlCommand, DEFAULT_SOCKET};
 
 /// The exit status if something is broken.
 const BROKEN: u8 = 2;

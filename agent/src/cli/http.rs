@@ -1,6 +1,6 @@
 //! The option for the HTTP server of metrics and probes.
 
-use crate::http::{DEFAULT_LISTEN, Listen};
+use vipmux_telemetry::http::{DEFAULT_LISTEN, Listen};
 
 /// The address of the HTTP server.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,35 +1,31 @@
 //! Runs `vipmux inspect`.
 
-mod diff;
-
 use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand, ValueEnum};
 use vipmux_common::abi::Mac;
 
 use super::config::SharedConfigArgs;
-use crate::{
-    control::{AskError, DEFAULT_SOCKET, Diff},
-    inspect::{
-        InspectError,
-        backends::Backends,
-        clock::Clock,
-        flows::Flows,
-        lookup::{self, FrameSource, LookupPacket},
-        members::Members,
-        neighbors::NeighborList,
-        objects::{MapList, PinnedPrograms},
-        services::Services,
-        stats::Stats,
-        vips::Vips,
-    },
-    output::{self, Format, Report, table::Color},
-};
 use vipmux_datapath::bpf::{
     maps::Maps,
     pins::{DEFAULT_PIN_PATH, Pins},
 };
+use vipmux_inspect::{
+    InspectError,
+    backends::Backends,
+    clock::Clock,
+    flows::Flows,
+    lookup::{self, FrameSource, LookupPacket},
+    members::Members,
+    neighbors::NeighborList,
+    objects::{MapList, PinnedPrograms},
+    output::{self, Format, Report, table::Color},
+    services::Services,
+    stats::Stats,
+    vips::Vips,
+};
 use vipmux_model::Protocol;
+use vipmux_runtime::control::{AskError, DEFAULT_SOCKET, Diff};
 
 /// The exit status of `diff` if there is a difference.
 const DIFFERS: u8 = 2;
@@ -226,7 +222,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::fixture::Fixture;
+    use vipmux_datapath::fixture::Fixture;
 
     #[derive(Debug, Parser)]
     struct Command {

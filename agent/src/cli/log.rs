@@ -11,7 +11,7 @@ use tracing_subscriber::{
     filter::{LevelFilter, ParseError},
 };
 
-use crate::output::table::Color;
+use vipmux_inspect::output::table::Color;
 
 /// The levels of targets that are not named. kube's client logs each failed request as an error, and
 /// so does the caller, with the consequence. When an agent stops, netlink's connections warn of
@@ -25,7 +25,7 @@ pub struct LogArgs {
     #[arg(long, value_enum, env = "VIPMUX_LOG_FORMAT", default_value_t)]
     log_format: LogFormat,
     /// The log level: `error`, `warn`, `info`, `debug`, `trace` or `off`. Levels of single modules
-    /// follow after commas: `info,vipmux::gossip=debug`.
+    /// follow after commas: `info,vipmux_gossip=debug`.
     #[arg(long, value_name = "LEVEL", env = "RUST_LOG", default_value = "info")]
     log_level: LogLevel,
 }
@@ -51,11 +51,11 @@ pub struct LogLevel(String);
 pub enum LogLevelError {
     /// A part of the text is not a level.
     #[error(
-        "{0} is not a level: use error, warn, info, debug, trace or off, and for a single module such as vipmux::gossip=debug"
+        "{0} is not a level: use error, warn, info, debug, trace or off, and for a single module such as vipmux_gossip=debug"
     )]
     Unknown(String),
     /// The text is not a list of directives.
-    #[error("this is not a list like info,vipmux::gossip=debug")]
+    #[error("this is not a list like info,vipmux_gossip=debug")]
     Malformed(#[from] ParseError),
 }
 
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn levels_are_for_everything_or_for_parts() {
         for text in
-            ["info", "WARN", "off", "", "info,vipmux::gossip=debug", "warn, vipmux=trace", "vipmux", "hyper::proto"]
+            ["info", "WARN", "off", "", "info,vipmux_gossip=debug", "warn, vipmux=trace", "vipmux", "hyper::proto"]
         {
             assert!(text.parse::<LogLevel>().is_ok(), "{text}");
         }

@@ -17,27 +17,25 @@ use super::{
     cluster::AllocationArgs,
     config::SharedConfigArgs,
 };
-use crate::{
-    migrate::{
-        commands::systems,
-        convert::{Converted, YamlError},
-        lan,
-        live::{LiveCluster, LiveError},
-        plan::MigrationPlan,
-        ready,
-        snapshot::{Snapshot, SnapshotError},
-        verify,
-    },
-    output::{self, Format, OutputError, table::Color},
-    preflight::findings::Finding,
-};
 use vipmux_cluster::{
     access::ClusterAccess,
     clock,
     source::manifests::{self, ReadError},
 };
 use vipmux_datapath::link::LinkError;
+use vipmux_inspect::output::{self, Format, OutputError, table::Color};
+use vipmux_migrate::{
+    commands::systems,
+    convert::{Converted, YamlError},
+    lan,
+    live::{LiveCluster, LiveError},
+    plan::MigrationPlan,
+    ready,
+    snapshot::{Snapshot, SnapshotError},
+    verify,
+};
 use vipmux_model::{IngestOptions, objects::Problem};
+use vipmux_preflight::findings::Finding;
 
 /// The files of a migration.
 const POOLS: &str = "pools.yaml";

@@ -15,12 +15,10 @@ use serde::Serialize;
 
 use self::{comparison::Comparison, report::PlanReport};
 use super::{cluster::AllocationArgs, config::SharedConfigArgs};
-use crate::{
-    dry_run::{self, InputError, ManifestAllocation},
-    output::table::{Color, ignore_broken_pipe, terminal_columns},
-};
 use vipmux_cluster::source::manifests;
+use vipmux_inspect::output::table::{Color, ignore_broken_pipe, terminal_columns};
 use vipmux_model::ServiceName;
+use vipmux_preflight::dry_run::{self, InputError, ManifestAllocation};
 
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
@@ -77,16 +75,6 @@ pub enum PlanCommandError {
     Write(#[source] io::Error),
 }
 
-impl ManifestAllocation {
-    fn report<'a>(&'a self, lost: &'a BTreeMap<ServiceName, Vec<String>>) -> PlanReport<'a> {
-        PlanReport::new(&self.objects, &self.model, &self.allocation, lost)
-    }
-
-    fn is_usable(&self) -> bool {
-        self.objects.problems.is_empty()
-    }
-}
-
 /// Prints the plan, or with `--before` the changes. Returns the exit status.
 pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let stdin = Path::new(manifests::STDIN);
@@ -97,21 +85,21 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let options = args.allocation.clone().into();
     let (usable, as_requested, written) = if args.before.is_empty() {
         let plan = ManifestAllocation::read(&args.paths, &held, &options)?;
-        let report = plan.report(&plan.lost);
+        let report = PlanReport::new(&plan, &plan.lost);
         let written = print(&report, args.output, &mut io::stdout().lock());
         let as_requested = plan.allocation.is_complete() && plan.lost.is_empty() && report.is_announced();
-        (plan.is_usable(), as_requested, written)
+        (plan.objects.problems.is_empty(), as_requested, written)
     } else {
         let before = ManifestAllocation::read(&args.before, &held, &options)?;
         let after = ManifestAllocation::read(&args.paths, &before.allocation.as_previous(), &options)?;
         // What is in force now is what the first manifests' statuses show.
         let (none, mut lost) = (BTreeMap::new(), before.lost.clone());
         lost.extend(after.lost.clone());
-        let reports = (before.report(&none), after.report(&lost));
+        let reports = (PlanReport::new(&before, &none), PlanReport::new(&after, &lost));
         let sides = ((&reports.0, &before.allocation), (&reports.1, &after.allocation));
         let comparison = Comparison::new(sides.0, sides.1, before.steps_to(&after));
         let written = print(&comparison, args.output, &mut io::stdout().lock());
-        (before.is_usable() && after.is_usable(), !comparison.disturbs(), written)
+        (before.objects.problems.is_empty() && after.objects.problems.is_empty(), !comparison.disturbs(), written)
     };
     ignore_broken_pipe(written).map_err(PlanCommandError::Write)?;
     Ok(match (usable, as_requested) {

@@ -9,7 +9,6 @@ use clap::Args;
 use tokio::runtime::Runtime;
 
 use super::config::SharedConfigArgs;
-use crate::{output::table::ignore_broken_pipe, signals::StopSignals};
 use vipmux_datapath::{
     bpf::{
         pins::{DEFAULT_PIN_PATH, Pins},
@@ -18,6 +17,8 @@ use vipmux_datapath::{
     link::{Ethtool, EthtoolError, LinkError, interface_name, remove_neighbors},
     snat::{IdentitySnat, SnatError},
 };
+use vipmux_inspect::output::table::ignore_broken_pipe;
+use vipmux_supervisor::signals::StopSignals;
 
 /// Remove vipmux from this node, after its agent was stopped: stop answering for VIPs, detach the
 /// programs, and remove pins, maps, and in this network namespace the nftables table and neighbor
@@ -135,9 +136,9 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::fixture::mounted;
     use vipmux_datapath::{
         bpf::pins::LinkKind,
+        fixture::mounted,
         snat::{DesiredTable, Element, LocalBackend, SyncResult},
     };
     use vipmux_model::Protocol;

@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod signals;
+
 use std::{
     any::Any,
     borrow::Cow,

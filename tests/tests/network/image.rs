@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use vipmux::capabilities::CAPABILITIES;
+use vipmux_datapath::capabilities::CAPABILITIES;
 use vipmux_tests::{
     agent::{self, Plan},
     cluster::{Cluster, PATIENCE},

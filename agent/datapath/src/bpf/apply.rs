@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_deadline_makes_the_programs_ask_again_whether_the_agent_is_away() {
-        let Some(mut fixture) = super::super::maps::fixture::Fixture::new() else { return };
+        let Some(mut fixture) = crate::fixture::Fixture::new() else { return };
         let maps = &mut fixture.maps;
         maps.fence.set(0, Fence { deadline: 100, kept_until: 7, abandoned_until: 1 }, 0).unwrap();
         maps.write_deadline(300).unwrap();

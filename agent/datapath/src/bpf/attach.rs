@@ -379,7 +379,7 @@ mod tests {
     use nix::net::if_::if_nametoindex;
 
     use super::*;
-    use crate::bpf::{load::load, maps::fixture::mounted};
+    use crate::{bpf::load::load, fixture::mounted};
     use vipmux_testing::netns::Namespace;
 
     #[test]

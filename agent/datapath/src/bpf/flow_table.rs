@@ -294,7 +294,7 @@ impl FlowState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bpf::maps::fixture::Fixture;
+    use crate::fixture::Fixture;
 
     #[test]
     fn the_size_of_a_table_tells_its_sets() {

@@ -2,8 +2,6 @@
 
 mod batch;
 mod departures;
-#[cfg(test)]
-pub(crate) mod fixture;
 mod leadership;
 pub(super) mod mapped_array;
 pub(super) mod raw;

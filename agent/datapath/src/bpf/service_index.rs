@@ -80,7 +80,7 @@ fn write(maps: &mut Maps, index: u32, element: Option<IndexedService>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bpf::maps::fixture::Fixture;
+    use crate::fixture::Fixture;
 
     fn key(port: u16) -> ServiceKey {
         ServiceKey { vip: 1, port: port.to_be(), protocol: 6, padding: 0 }

@@ -164,10 +164,12 @@ mod tests {
     use vipmux_common::abi::{Address, Config, VIP_YIELDED, VipValue};
 
     use super::*;
-    use crate::bpf::{
-        load::load,
-        maps::fixture::{Fixture, mounted},
-        pins::{EGRESS_PROGRAM, XDP_PROGRAM},
+    use crate::{
+        bpf::{
+            load::load,
+            pins::{EGRESS_PROGRAM, XDP_PROGRAM},
+        },
+        fixture::{Fixture, mounted},
     };
 
     /// The loopback of the test's own network namespace.

@@ -122,7 +122,7 @@ fn write_slot(maps: &mut Maps, index: u32, from: VipSlot, to: VipSlot) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bpf::maps::fixture::Fixture;
+    use crate::fixture::Fixture;
 
     fn vip(id: u32) -> VipValue {
         VipValue { id, flags: VIP_ALL_PORTS | 1, interfaces: 5, vlan: 7, epoch: 9 }

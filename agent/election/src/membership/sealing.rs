@@ -52,6 +52,10 @@ use self::{
 };
 use vipmux_model::NodeName;
 
+/// What to do where nodes have different keys.
+pub const KEY_REMEDY: &str = "give all nodes the same gossip key: copy one node's file to the others, or name it by \
+                              --gossip-key (docs/failover.md#the-gossip-key)";
+
 /// Seals this agent's payloads, and opens those of others.
 #[derive(Debug)]
 pub struct Sealer {

@@ -12,9 +12,11 @@ use super::{
     PlanOutput,
     report::{PlanReport, PortRow, ServiceRow, VipRow, joined},
 };
-use crate::explain::AssignmentState;
-use crate::output::table::{Cell, Color, Table, Tone};
 use vipmux_allocate::Allocation;
+use vipmux_inspect::{
+    explain::AssignmentState,
+    output::table::{Cell, Color, Table, Tone},
+};
 use vipmux_model::{
     PortClaim, PortNumber, ServiceName, Vip,
     objects::Problem,

@@ -10,10 +10,12 @@ use k8s_openapi::api::core::v1 as api;
 use serde::Serialize;
 
 use super::PlanOutput;
-use crate::explain::AssignmentState;
-use crate::output::table::{Cell, Color, Table, Tone};
 use vipmux_allocate::Allocation;
 use vipmux_election::placement::{self, candidates_of};
+use vipmux_inspect::{
+    explain::AssignmentState,
+    output::table::{Cell, Color, Table, Tone},
+};
 use vipmux_model::{
     Family, Model, NodeName, Protocol, ServiceName, Vip,
     objects::{Objects, Problem, UnreadObjects},
@@ -24,6 +26,7 @@ use vipmux_model::{
     reason::{Note, Reason},
     service::Service,
 };
+use vipmux_preflight::dry_run::ManifestAllocation;
 
 /// A plan.
 #[derive(Debug, Serialize)]
@@ -139,12 +142,8 @@ struct PoolRow<'a> {
 
 impl<'a> PlanReport<'a> {
     /// `lost`: messages about addresses that statuses show and Services would lose.
-    pub(super) fn new(
-        objects: &'a Objects,
-        model: &'a Model,
-        allocation: &'a Allocation,
-        lost: &'a BTreeMap<ServiceName, Vec<String>>,
-    ) -> Self {
+    pub(super) fn new(plan: &'a ManifestAllocation, lost: &'a BTreeMap<ServiceName, Vec<String>>) -> Self {
+        let ManifestAllocation { objects, model, allocation, .. } = plan;
         let vips = allocation.vips();
         let leaders = placement::leaders(&candidates_of(model, vips.keys().copied()));
         let mut used: BTreeMap<(&str, Family), u64> = BTreeMap::new();

@@ -14,8 +14,9 @@ use crate::{
     bpf::{
         attach::{Direction, TcAttachMode, XdpAttachMode},
         load::load,
-        maps::{Maps, fixture::mounted},
+        maps::Maps,
     },
+    fixture::mounted,
     link::Links,
 };
 use vipmux_testing::{PATIENCE, again_while, netns::Namespace};

@@ -50,7 +50,7 @@ mod tests {
     use vipmux_common::abi::{MEMBER_READY, Role, Standing, Why};
 
     use super::*;
-    use crate::bpf::maps::fixture::Fixture;
+    use crate::fixture::Fixture;
 
     #[test]
     fn leaders_are_read_as_they_were_written_and_as_many_as_there_is_room_for() {

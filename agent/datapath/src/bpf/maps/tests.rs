@@ -12,8 +12,9 @@ use vipmux_common::{
     backend_nodes,
 };
 
-use super::{fixture::Fixture, *};
+use super::*;
 use crate::bpf::flow_table::FlowState;
+use crate::fixture::{self, Fixture};
 use vipmux_model::{ServiceName, hashing::Hashing};
 use vipmux_plan::Step;
 

@@ -12,10 +12,9 @@ use vipmux_common::{
 };
 
 use super::*;
-use crate::bpf::{
-    load::load,
-    maps::{fixture::mounted, mapped_array::Access},
-    service_index::elements,
+use crate::{
+    bpf::{load::load, maps::mapped_array::Access, service_index::elements},
+    fixture::mounted,
 };
 
 /// Flows that the table has room for in these tests.

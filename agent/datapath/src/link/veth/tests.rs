@@ -6,7 +6,8 @@ use nix::net::if_::if_nametoindex;
 
 use super::*;
 use crate::{
-    bpf::{attach::XdpAttachMode, load::load, maps::fixture::mounted},
+    bpf::{attach::XdpAttachMode, load::load},
+    fixture::mounted,
     link::{
         InterfaceKind, Monitor, Segments,
         tests::{interface, until},
