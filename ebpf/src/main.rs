@@ -1,8 +1,24 @@
 //! vipmux's BPF programs: `vipmux_xdp` on each announcing interface, and `vipmux_egress` on each
 //! uplink.
 //!
-//! [`frame`] -> ARP: [`arp`]; Neighbor Discovery: [`ndp`]; IP: [`packet`] -> [`demux`] -> [`known`]
-//! or [`service`] -> local: [`nat`], elsewhere: [`forward`]. Reply -> [`restore`].
+//! ```text
+//! frame -> ARP: arp; Neighbor Discovery: ndp; IP: packet -> demux -> a record of its flow, or its Service
+//!                                                                 -> local: nat; elsewhere: forward
+//! reply -> restore
+//! ```
+//!
+//! | modules | contents |
+//! | --- | --- |
+//! | [`frame`], [`packet`], [`extensions`], [`segment`], [`linear`], [`wire`] | bounds-checked views: Ethernet, IP, extension headers, TCP, UDP, SCTP |
+//! | [`maps`], [`scratch`], [`vip`], [`lock`], [`count`], [`budget`] | maps and their values, locks, counters, rate limits |
+//! | [`neighbor`], [`arp`], [`ndp`], [`peer`] | who answers for an address, and how; which frames are of other nodes |
+//! | [`position`], [`flow`], [`known`], [`record`], [`survey`] | the flow table: find a record, read, judge and write it, make room |
+//! | [`service`], [`client`], [`fragment`] | Services and their tables, source ranges and affinity, fragments |
+//! | [`demux`], [`verdict`] | the path of a packet to its verdict |
+//! | [`nat`], [`forward`], [`partial`], [`merged`] | to a backend here or on another node; partial checksums; merged frames |
+//! | [`icmp`], [`reject`], [`abandoned`] | errors follow their flow; answers without a backend; packets without an agent |
+//! | [`restore`], [`reply`], [`direct`] | replies and their records; direct server return |
+//! | [`refusal`] | frames that the kernel refuses after a verdict |
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]

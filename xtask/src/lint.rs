@@ -1,6 +1,7 @@
 //! `cargo xtask lint`: runs every check, even if one fails, and names the failed ones in a summary.
 
 mod alerts;
+mod circles;
 mod layers;
 mod links;
 
@@ -23,6 +24,8 @@ pub(crate) enum Check {
     Fmt,
     /// Which crate depends on which; the pure ones reach no runtime, kernel or cluster
     Layers,
+    /// Which files of a crate import each other
+    Circles,
     /// Relative links in Markdown files
     Links,
     /// Spelling
@@ -61,7 +64,6 @@ pub(crate) fn run(checks: &[Check]) -> Result<()> {
 
 /// Installs what the checks need.
 fn prepare(checks: &[Check]) -> Result<()> {
-    setup::components()?;
     let tools: Vec<_> = checks.iter().filter_map(|check| check.tool()).collect();
     setup::lint_tools(&tools)?;
     // clippy and rustdoc run the datapath crate's build script, which builds the BPF programs.
@@ -89,6 +91,7 @@ impl Check {
             Self::Typos => Some(LintTool::TYPOS),
             Self::Fmt
             | Self::Layers
+            | Self::Circles
             | Self::Links
             | Self::Clippy
             | Self::ClippyBpf
@@ -106,6 +109,7 @@ impl Check {
                 workspace::cargo(["fmt", "--manifest-path", fuzz::MANIFEST, "--check"]),
             ]),
             Self::Layers => layers::check(),
+            Self::Circles => circles::check(),
             Self::Links => links::check(),
             Self::Typos => all([LintTool::TYPOS.command()?]),
             Self::Machete => {

@@ -16,7 +16,7 @@ use std::{env, path::PathBuf};
 use anyhow::{Result, bail};
 
 pub(crate) use cluster::{Need, program as cluster_program};
-pub(crate) use lint_tools::{LintTool, components, lint_tools};
+pub(crate) use lint_tools::{LintTool, lint_tools};
 pub(crate) use static_target::{PLATFORMS, Platform};
 
 use crate::{

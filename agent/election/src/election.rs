@@ -55,6 +55,7 @@ mod stability;
 mod surveys;
 mod takeover;
 mod takeover_guard;
+mod timing;
 mod vip_state;
 mod without_store;
 
@@ -78,12 +79,13 @@ use self::{
     stability::Stability,
     surveys::Surveys,
     takeover_guard::TakeoverGuard,
+    timing::DISCOVERY_TIME,
     vip_state::{Context, Transfers, VipState},
 };
 pub use self::{
     io::{AddressOwner, Command, Input, LeaseOutcome, Outcome, PeerAnnouncement, RecordOutcome},
-    leadership_transfer::LEAVING,
     role::{Leadership, Lost, Role},
+    timing::{DRAIN_TIMEOUT, HEARTBEAT, LEASE},
 };
 #[cfg(any(test, feature = "simulation"))]
 use crate::mutation::Mutation;
@@ -95,17 +97,10 @@ use crate::{
 };
 use vipmux_model::{NodeName, Vip};
 
-/// The time that the kernel answers after the last evidence, unless the settings differ.
-pub const LEASE: Duration = Duration::from_millis(300);
-/// The time from one round of heartbeats to the next.
-pub const HEARTBEAT: Duration = Duration::from_millis(100);
 /// The most operations on the Leases of VIPs that a node has at the store at a time. So it takes 1,000 VIPs
 /// within 3 s where the store needs 100 ms for each, and fills no queue of an API server: they hold hundreds for
 /// each client.
 pub const MAX_LEASE_OPERATIONS: usize = 128;
-/// The time after the start in which a node hears others, if there are any. It takes the VIPs of
-/// leaders that are gone within that time.
-const UNHEARD: Duration = Duration::from_secs(10);
 
 /// Times that the user may set, or that tests shorten.
 #[derive(Clone, Copy, Debug)]
@@ -259,7 +254,7 @@ impl Election {
     /// started. It should have: its gossip may be blocked. Without that, or soon after the start,
     /// there are none.
     pub fn unheard_leaders(&self, peers: &Peers, now: Duration) -> BTreeSet<&NodeName> {
-        if !peers.members.is_empty() || now < self.started + UNHEARD {
+        if !peers.members.is_empty() || now < self.started + DISCOVERY_TIME {
             return BTreeSet::new();
         }
         let known = self.states.values().filter_map(|state| Some(&state.known.as_ref()?.node));

@@ -23,8 +23,8 @@ mod store_operation;
 
 pub use self::{
     election::{
-        AddressOwner, Command, Election, ElectionSettings, HEARTBEAT, Input, LEASE, LEAVING, Leadership, LeaseOutcome,
-        Lost, MAX_LEASE_OPERATIONS, Outcome, PeerAnnouncement, RecordOutcome, Role,
+        AddressOwner, Command, DRAIN_TIMEOUT, Election, ElectionSettings, HEARTBEAT, Input, LEASE, Leadership,
+        LeaseOutcome, Lost, MAX_LEASE_OPERATIONS, Outcome, PeerAnnouncement, RecordOutcome, Role,
     },
     executor::{Executor, NodeIo},
     store_operation::StoreOperation,

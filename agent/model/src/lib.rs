@@ -1,4 +1,16 @@
 //! Parses a cluster's objects once into typed values that the other crates trust.
+//!
+//! | modules | contents |
+//! | --- | --- |
+//! | [`api`], [`objects`] | custom resources with their schemas; kinds of objects, their validation, their problems |
+//! | [`name`], `vip`, `protocol`, [`port`], [`prefix`], [`range`], [`selector`] | values that cannot be invalid |
+//! | [`dialects`], [`tag`], [`request`], [`policy`], [`probe`] | annotations: what a Service asks for |
+//! | [`service`], [`pool`], [`pools`], [`advertisement`], [`endpoints`], [`node`], [`pod_ranges`], [`reach`] | parts of the model |
+//! | `ingest`, `missing_keys`, `incremental` | objects become the [`Model`], whole, or after changes of EndpointSlices alone |
+//! | [`health`] | results of health probes of all nodes |
+//! | [`hashing`], [`desired`], [`serving`] | the desired state of the data plane, for each claim of a port |
+//! | [`reason`], [`published_status`] | why a Service is refused, and what its status says |
+//! | [`permissions`] | the rights of each account on the API server |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]

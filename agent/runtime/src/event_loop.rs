@@ -400,7 +400,17 @@ impl Agent {
                     self.announcements.conflicts.note_forged(*vip, by, &macs);
                 }
                 Command::Conflict { vip, mac } => self.announcements.conflicts.report_taken(*vip, *mac),
-                _ => {}
+                // The executor has done these.
+                Command::Assure { .. }
+                | Command::Ask(_)
+                | Command::AskPeers
+                | Command::DiscardEvidence
+                | Command::Extend(_)
+                | Command::Heartbeat
+                | Command::Publish(_)
+                | Command::Send { .. }
+                | Command::Store(_)
+                | Command::Withdraw(_) => {}
             }
         }
         Ok(self.announcements.begin_probes(&probes, &self.serving)?)

@@ -58,21 +58,6 @@ pub(crate) fn lint_tools(tools: &[LintTool]) -> Result<()> {
     fs::remove_dir_all(&build).with_context(|| format!("cannot remove {}", build.display()))
 }
 
-/// Ensures that this toolchain has rustfmt and clippy.
-pub(crate) fn components() -> Result<()> {
-    let missing: Vec<_> = [("rustfmt", "fmt"), ("clippy", "clippy")]
-        .into_iter()
-        .filter(|(_, command)| !workspace::succeeds(&mut workspace::cargo([command, "--version"])))
-        .map(|(component, _)| component)
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    workspace::progress(&format!("installing {} with rustup, for the checks", missing.join(", ")));
-    let mut rustup = Command::new("rustup");
-    workspace::prepare(rustup.args(["component", "add"]).args(&missing))
-}
-
 fn folder() -> Result<PathBuf> {
     toolchain::tools_folder().context("no folder for tools: set XDG_CACHE_HOME or HOME")
 }

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
+use super::timing::EVIDENCE_GAP;
 use crate::mutation::{Mutated, Mutation};
 
 /// The number of confirmations within a promise, so that one may come late.
 const CONFIRMATIONS: u32 = 2;
-
-/// The longest time between two answered questions that is no gap. Peers are asked each
-/// [`HEARTBEAT`](super::HEARTBEAT).
-const GAP: Duration = Duration::from_millis(120);
 
 /// The fence deadline of this node, and what it rests on.
 #[derive(Debug, Default)]
@@ -24,7 +21,7 @@ pub(super) struct Fence {
     back: Duration,
     /// The time of the questions that peers answered last,
     asked: Option<Duration>,
-    /// and since when they answered without a gap of [`GAP`].
+    /// and since when they answered without a gap of [`EVIDENCE_GAP`].
     pub(super) steady: Duration,
     /// The time at which the deadline passed last. Answers to earlier questions are no evidence.
     lapsed: Duration,
@@ -77,7 +74,7 @@ impl Fence {
 
     /// Notes the evidence of peers.
     pub(super) fn note_evidence(&mut self, asked: Option<Duration>, now: Duration) {
-        if asked > self.asked.map(|before| before + GAP) {
+        if asked > self.asked.map(|before| before + EVIDENCE_GAP) {
             self.steady = now;
         }
         self.asked = self.asked.max(asked);

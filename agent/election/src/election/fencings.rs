@@ -9,9 +9,9 @@ use std::{
 use super::{
     Command, Election,
     io::RecordOutcome,
-    node_records::{LONG_PROMISE, is_half},
+    node_records::is_half,
     takeover_guard::past,
-    without_store::HEDGE,
+    timing::{CHALLENGE_PAUSE, FENCING_LIFETIME, HEDGE_DELAY, LONG_PROMISE, RECORD_RETRY},
 };
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
@@ -20,13 +20,6 @@ use crate::{
     store_operation::StoreOperation,
 };
 use vipmux_model::NodeName;
-
-/// The time for which a node counts as fenced after its record said so.
-const FENCED: Duration = Duration::from_secs(5);
-/// The time for which a node that answered a challenge is left alone,
-const ANSWERED: Duration = Duration::from_secs(10);
-/// and one whose record could not be read or written.
-const UNAVAILABLE: Duration = Duration::from_millis(200);
 
 /// The other nodes by their records.
 #[derive(Debug, Default)]
@@ -103,7 +96,7 @@ impl Fencings {
     /// Returns whether the record of a node is being read. A store that does not answer soon is not waited
     /// for.
     pub(super) fn is_reading(&self, node: &NodeName, now: Duration) -> bool {
-        let fencing = self.nodes.get(node).filter(|fencing| now < fencing.began + HEDGE);
+        let fencing = self.nodes.get(node).filter(|fencing| now < fencing.began + HEDGE_DELAY);
         fencing.is_some_and(|fencing| matches!(fencing.stage, FencingStage::Read { .. }))
     }
 
@@ -226,12 +219,14 @@ impl Election {
             (FencingStage::Challenge { promise }, RecordOutcome::Swapped(version)) => {
                 Some(FencingStage::Wait { version, promise, until: self.may_answer_until(promise, peers, now) })
             }
-            (FencingStage::Fence, RecordOutcome::Swapped(_)) => Some(FencingStage::Fenced { until: now + FENCED }),
+            (FencingStage::Fence, RecordOutcome::Swapped(_)) => {
+                Some(FencingStage::Fenced { until: now + FENCING_LIFETIME })
+            }
             (stage, RecordOutcome::Conflict) => {
                 self.commands.push(read_record(node.clone()));
                 Some(FencingStage::Read { challenged: matches!(stage, FencingStage::Fence) })
             }
-            _ => Some(FencingStage::Pause { until: now + UNAVAILABLE }),
+            _ => Some(FencingStage::Pause { until: now + RECORD_RETRY }),
         };
         let Some(stage) = stage else { return };
         if matches!(stage, FencingStage::Fenced { .. }) {
@@ -269,7 +264,7 @@ impl Election {
             None => (None, lease, None),
         };
         if matches!(standing, Some(RecordStanding::Fenced(_))) {
-            return Some(FencingStage::Fenced { until: now + FENCED });
+            return Some(FencingStage::Fenced { until: now + FENCING_LIFETIME });
         }
         let (displaces, is_long) = (*aim == Aim::Displace, promise > lease);
         if displaces && (is_long || !peers.majority) {
@@ -287,7 +282,7 @@ impl Election {
                 return Some(FencingStage::Wait { version: version.clone(), promise, until });
             }
             (Some(RecordStanding::Confirmed), _) if challenged && !displaces => {
-                return Some(FencingStage::Pause { until: now + ANSWERED });
+                return Some(FencingStage::Pause { until: now + CHALLENGE_PAUSE });
             }
             _ if *aim == Aim::Displace => (FencingStage::Fence, RecordStanding::Fenced(by)),
             _ => (FencingStage::Challenge { promise }, RecordStanding::Challenged(by)),

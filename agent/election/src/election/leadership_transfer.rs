@@ -9,9 +9,12 @@ use std::time::Duration;
 use super::{
     AbilityToLead, Command, Election,
     lease_operations::LeaseOperation,
-    node_records::LONG_PROMISE,
     role::{Lost, Role},
-    takeover_guard::{CLAIMLESS, SETTLE, past},
+    takeover_guard::past,
+    timing::{
+        BALANCE_INTERVAL, CLAIM_GRACE, DRAIN_STALL, DRAIN_TIMEOUT, LONG_PROMISE, MAX_TRANSFER_BACKOFF, SETTLE_TIME,
+        TRANSFER_BACKOFF, TRANSFER_RESEND, TRANSFER_TIMEOUT,
+    },
     vip_state::{Context, OwnLeadership, Successor, VipState},
 };
 use crate::{
@@ -23,30 +26,13 @@ use crate::{
 };
 use vipmux_model::{NodeName, Vip};
 
-/// The time between two messages to a successor that does not answer,
-const AGAIN: Duration = Duration::from_millis(25);
-/// and the time for which they are sent. After that, this node waits as long as the successor's kernel may
-/// answer: the successor may have died before it could say that it leads. The messages are too old by then
-/// ([`MembershipSettings::fresh`](crate::membership::MembershipSettings::fresh)).
-const TOLD: Duration = Duration::from_millis(60);
 /// The most VIPs that are declined without being wanted, and noted.
 const MOST_UNKNOWN: usize = 16_384;
-/// The time for which a VIP is not transferred after a successor declined it,
-const DECLINED: Duration = Duration::from_secs(10);
-/// and after a successor did not answer. It doubles each time, up to [`DECLINED`]. Mostly the
-/// successor has just started, and is busy.
-const UNANSWERED: Duration = Duration::from_secs(1);
-/// The time from one batch of transfers for the sake of balance to the next. A batch is the
-/// [`SHARE`]th part of the VIPs beyond the bound, rounded up, and at most [`MOST_AT_ONCE`]. So 10,000
-/// VIPs of one node are balanced in five minutes, however many other nodes there are.
-const BALANCE: Duration = Duration::from_secs(1);
+/// The part of the VIPs beyond the bound that one batch of transfers moves, rounded up: one in so many. Each batch
+/// has at most [`MOST_AT_ONCE`]. So 10,000 VIPs of one node are balanced in five minutes, however many other nodes
+/// there are.
 const SHARE: u64 = 32;
 const MOST_AT_ONCE: u64 = 64;
-
-/// The longest time that an agent that was asked to stop waits for others to take its VIPs.
-pub const LEAVING: Duration = Duration::from_secs(5);
-/// The time after which a VIP that no other node can take stays for good.
-const UNMOVED: Duration = Duration::from_secs(1);
 
 /// The transfer of a VIP to another node.
 struct Transfer {
@@ -81,7 +67,7 @@ impl Election {
             return;
         }
         if !self.is_settled(peers, now) {
-            self.schedule.wake_at(self.started + SETTLE);
+            self.schedule.wake_at(self.started + SETTLE_TIME);
             return;
         }
         let TransferPlan { transfers, spare, forbidden, wake } = self.plan_transfers(&led, peers, now);
@@ -105,7 +91,7 @@ impl Election {
     /// nothing: nobody hears its claims. Nor does one whose carrier may be back in a moment.
     fn release_unable(&mut self, peers: &Peers, now: Duration) {
         let is_heard = peers.evidence.is_some_and(|asked| now < asked + self.settings.lease);
-        if !is_heard || !self.fence.is_closed_for(CLAIMLESS, now) {
+        if !is_heard || !self.fence.is_closed_for(CLAIM_GRACE, now) {
             return;
         }
         let goes = |vip: &Vip| self.availability.unable.contains(vip) && self.has_other(*vip, peers);
@@ -169,11 +155,11 @@ impl Election {
 
     /// Begins transfers: at most `batch` a second of those that need not be.
     fn begin_transfers(&mut self, transfers: Vec<Transfer>, mut batch: u64, now: Duration) {
-        let next = self.rebalanced + BALANCE;
+        let next = self.rebalanced + BALANCE_INTERVAL;
         for Transfer { vip, successor, must } in transfers {
             if !must {
                 if now < next || batch == 0 {
-                    self.schedule.wake_at(if now < next { next } else { now + BALANCE });
+                    self.schedule.wake_at(if now < next { next } else { now + BALANCE_INTERVAL });
                     continue;
                 }
                 (self.rebalanced, batch) = (now, batch - 1);
@@ -191,19 +177,19 @@ impl Election {
     /// Returns whether an agent that was asked to stop `waited` ago may stop: other nodes have
     /// taken its VIPs, or it waits in vain.
     pub fn has_left(&self, waited: Duration, peers: &Peers) -> bool {
-        if waited >= LEAVING || self.own_vips().next().is_none() {
+        if waited >= DRAIN_TIMEOUT || self.own_vips().next().is_none() {
             return true;
         }
         let alone = !peers.members.values().any(|peer| peer.status.is_alive());
         let moves = |(vip, role)| role == Role::Handing || self.has_other(vip, peers);
-        alone || waited >= UNMOVED && !self.own_vips().any(moves)
+        alone || waited >= DRAIN_STALL && !self.own_vips().any(moves)
     }
 
     /// Declines a VIP that this node does not want, or not yet. The message was perhaps sent twice, and must
     /// not be obeyed when the VIP is wanted.
     fn decline_unknown(&mut self, vip: Vip, epoch: u64, from: &NodeName, now: Duration) {
         if self.declined_unknown.len() >= MOST_UNKNOWN {
-            self.declined_unknown.retain(|_, (_, at)| now < *at + DECLINED / 2);
+            self.declined_unknown.retain(|_, (_, at)| now < *at + MAX_TRANSFER_BACKOFF / 2);
             // What cannot be noted gets no answer. The leader waits for one.
             if self.declined_unknown.len() >= MOST_UNKNOWN {
                 return;
@@ -256,23 +242,23 @@ impl VipState {
         let lease = if promises_more { LONG_PROMISE } else { lease };
         // Its next agent may have another one.
         successor.lease = successor.lease.max(lease);
-        let end = past(successor.lease, self.since + TOLD);
+        let end = past(successor.lease, self.since + TRANSFER_TIMEOUT);
         if cx.now >= end {
-            let pause = UNANSWERED * (1 << self.transfers.unanswered.min(4));
-            self.transfers.not_before = cx.now + pause.min(DECLINED);
+            let pause = TRANSFER_BACKOFF * (1 << self.transfers.unanswered.min(4));
+            self.transfers.not_before = cx.now + pause.min(MAX_TRANSFER_BACKOFF);
             self.transfers.unanswered += 1;
             return self.lead(cx);
         }
-        if cx.now > self.since + TOLD || !cx.open {
+        if cx.now > self.since + TRANSFER_TIMEOUT || !cx.open {
             return cx.schedule.wake_at(end);
         }
-        let next = self.since + AGAIN * successor.asked;
+        let next = self.since + TRANSFER_RESEND * successor.asked;
         if cx.now < next {
             return cx.schedule.wake_at(next);
         }
         successor.asked += 1;
         cx.send(successor.node.clone(), TransferStep::Take, own.epoch + 1);
-        cx.schedule.wake_at(cx.now + AGAIN);
+        cx.schedule.wake_at(cx.now + TRANSFER_RESEND);
     }
 
     /// Handles a message about this VIP. `can`: this node can take it, as long as the fence is
@@ -292,7 +278,7 @@ impl VipState {
             }
             TransferStep::Declined if self.is_transferring(epoch, from) => {
                 self.lead(cx);
-                self.transfers.not_before = cx.now + DECLINED;
+                self.transfers.not_before = cx.now + MAX_TRANSFER_BACKOFF;
                 // The Lease may have a higher epoch: a node that wrote it need not know that it
                 // did.
                 self.attempt(LeaseOperation::CheckRead, cx);
@@ -323,7 +309,7 @@ impl VipState {
         }
         // After it was declined, the old leader leads again. A message from before must not be
         // obeyed.
-        let late = |(declined, at): (u64, Duration)| declined == epoch && cx.now < at + DECLINED / 2;
+        let late = |(declined, at): (u64, Duration)| declined == epoch && cx.now < at + MAX_TRANSFER_BACKOFF / 2;
         if !can || !cx.open || epoch > Lease::MAX_EPOCH || self.transfers.declined.is_some_and(late) {
             return false;
         }
@@ -351,7 +337,7 @@ mod tests {
                 led -= balance_batch(spare);
                 Some(())
             });
-            let takes = BALANCE * u32::try_from(batches.count()).unwrap();
+            let takes = BALANCE_INTERVAL * u32::try_from(batches.count()).unwrap();
             assert!(takes < Duration::from_mins(5), "{takes:?} with {others} other nodes");
         }
         assert_eq!(SHARE, 32);

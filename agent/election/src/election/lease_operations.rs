@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use super::{
-    HEARTBEAT,
     io::{AddressOwner, Command, LeaseOutcome},
     role::{Lost, Role},
-    takeover::TURN,
     takeover_guard::Takeover,
+    timing::{
+        ADDRESS_PROBE_PAUSE, DELETED_NODE_PROBE_PAUSE, FENCED_LEADER_STOP, HEARTBEAT, LEASE_WRITE_RETRY, SHORT_RETRY,
+        STORE_RETRY, TAKEOVER_TURN,
+    },
     vip_state::{Context, OwnLeadership, VipState, WrittenLease},
 };
 use crate::{
@@ -18,20 +20,6 @@ use crate::{
     store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
-
-/// The pause after another node was quicker, and between looks at what the peers answered.
-pub(super) const QUICKLY: Duration = Duration::from_millis(20);
-/// The pause after which an unavailable store is tried again by a node that waits for its answer,
-pub(super) const SOON: Duration = Duration::from_millis(200);
-/// and by a node that only has to record its leadership.
-const LATER: Duration = Duration::from_secs(1);
-/// The pause after which the LAN is asked once more whether a leader without a Node object answers.
-const ASK_DELETED: Duration = Duration::from_millis(500);
-/// The pause after which the LAN is asked again for an address that has another owner.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// The time after which a leader has read that it is fenced, and has stopped. Less than two questions to the LAN
-/// are apart, with the jitter of a pause.
-const STOPPED: Duration = Duration::from_secs(8);
 
 /// An operation at the store or on the LAN. A VIP has one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,8 +78,9 @@ impl VipState {
     /// Returns whether the turn of this node has passed in which it began to take the VIP. Another node may be
     /// about to take it, too.
     pub(super) fn is_late(&self, now: Duration) -> bool {
-        let turn =
-            |at: Duration| self.takeable_since.map(|since| at.saturating_sub(since).as_millis() / TURN.as_millis());
+        let turn = |at: Duration| {
+            self.takeable_since.map(|since| at.saturating_sub(since).as_millis() / TAKEOVER_TURN.as_millis())
+        };
         turn(now) != turn(self.operating_since)
     }
 
@@ -139,12 +128,12 @@ impl VipState {
         match (self.operation.take(), outcome) {
             (Some(LeaseOperation::TakeoverRead), LeaseOutcome::Read(lease)) => self.take_over(lease, peers, cx),
             (Some(LeaseOperation::TakeoverRead), _) => {
-                self.operation = Some(LeaseOperation::TakeoverRefused { until: now + SOON });
+                self.operation = Some(LeaseOperation::TakeoverRefused { until: now + STORE_RETRY });
             }
             (Some(LeaseOperation::TakeoverSwap { .. }), LeaseOutcome::Swapped(_))
                 if cx.guard.stores_differ && is_claimed(cx.vip, peers) =>
             {
-                self.pause(QUICKLY, cx);
+                self.pause(SHORT_RETRY, cx);
             }
             (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Swapped(version)) => {
                 let role = match why {
@@ -167,10 +156,10 @@ impl VipState {
                 self.begin(OwnLeadership { epoch, why, since: now, written }, Role::Leading, cx);
             }
             (Some(LeaseOperation::TakeoverSwap { .. } | LeaseOperation::CheckSwap), LeaseOutcome::Conflict) => {
-                self.pause(QUICKLY, cx);
+                self.pause(SHORT_RETRY, cx);
             }
             // The store may have written it all the same. The next read tells.
-            (Some(LeaseOperation::TakeoverSwap { .. }), _) => self.pause(SOON, cx),
+            (Some(LeaseOperation::TakeoverSwap { .. }), _) => self.pause(STORE_RETRY, cx),
             (Some(LeaseOperation::CheckRead), LeaseOutcome::Read(lease)) => self.check(lease, peers, cx),
             (Some(LeaseOperation::CheckSwap), LeaseOutcome::Swapped(version)) => {
                 if let Some(own) = &mut self.own {
@@ -182,10 +171,10 @@ impl VipState {
                 }
             }
             (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) if self.role == Role::Leading => {
-                self.pause(LATER, cx);
+                self.pause(LEASE_WRITE_RETRY, cx);
             }
             (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) => {
-                self.operation = Some(LeaseOperation::CheckRefused { until: now + SOON });
+                self.operation = Some(LeaseOperation::CheckRefused { until: now + STORE_RETRY });
             }
             // The operation changed since.
             (None, _) => {}
@@ -314,7 +303,9 @@ impl VipState {
     fn is_answered_by_the_network(&self, lease: Option<&Lease>, peers: &Peers, cx: &Context<'_>) -> bool {
         let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
         let is_shared = leader.is_some() && lease.map(|lease| &lease.holder) == leader;
-        is_shared && peers.pair && leader.is_some_and(|leader| cx.guard.fencings.is_fenced_for(leader, STOPPED, cx.now))
+        is_shared
+            && peers.pair
+            && leader.is_some_and(|leader| cx.guard.fencings.is_fenced_for(leader, FENCED_LEADER_STOP, cx.now))
     }
 
     /// Handles the result of a probe on the LAN.
@@ -324,7 +315,7 @@ impl VipState {
             // VIP would be heard.
             (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Unknown) => {
                 self.takeable_since = None;
-                self.pause(SOON, cx);
+                self.pause(STORE_RETRY, cx);
             }
             // The leader answers, and only gossip does not reach it. Its MAC need not be known: a node
             // publishes its MACs by gossip.
@@ -342,18 +333,18 @@ impl VipState {
                 let is_deleted = self.known.as_ref().is_some_and(|known| !peers.members.contains_key(&known.node));
                 // Who answers for this node's own VIP may have no agent any more, and stop soon.
                 let pause = match why {
-                    Why::Resumed => SOON,
+                    Why::Resumed => STORE_RETRY,
                     // It is heard again, and may end before the LAN would be asked once more.
-                    _ if is_claimed(cx.vip, peers) => QUICKLY,
+                    _ if is_claimed(cx.vip, peers) => SHORT_RETRY,
                     // Its deadline may not have passed yet, or it transfers the VIP now.
-                    _ if is_deleted && !self.answered => ASK_DELETED,
-                    _ => ASK_AGAIN,
+                    _ if is_deleted && !self.answered => DELETED_NODE_PROBE_PAUSE,
+                    _ => ADDRESS_PROBE_PAUSE,
                 };
                 (self.takeable_since, self.answered) = (None, why != Why::Resumed);
                 self.pause(pause, cx);
             }
             (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Nobody) if is_claimed(cx.vip, peers) => {
-                self.pause(QUICKLY, cx);
+                self.pause(SHORT_RETRY, cx);
             }
             (Some(LeaseOperation::TakeoverProbe { lease, why }), AddressOwner::Nobody) => {
                 let epoch = self.epoch() + 1;
@@ -362,7 +353,7 @@ impl VipState {
             // A VIP that was suspended meanwhile needs its Lease first.
             (Some(LeaseOperation::Detect), _) if self.role == Role::Suspended => cx.schedule.dirty = true,
             (Some(LeaseOperation::Detect), AddressOwner::ForeignSpeaker(mac)) => {
-                self.not_before = cx.now + ASK_AGAIN;
+                self.not_before = cx.now + ADDRESS_PROBE_PAUSE;
                 (self.role, self.since) = (Role::Conflicted, cx.now);
                 cx.schedule.dirty = true;
                 cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });

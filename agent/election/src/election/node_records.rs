@@ -28,22 +28,17 @@ use std::{hash::Hasher as _, time::Duration};
 
 use twox_hash::XxHash64;
 
-use super::{Command, Election, HEARTBEAT, Lost, io::RecordOutcome};
+use super::{
+    Command, Election, Lost,
+    io::RecordOutcome,
+    timing::{HEARTBEAT, LONG_PROMISE, MAX_RECORD_BACKOFF, MINORITY_WAIT},
+};
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},
     membership::{MemberStatus, Peers},
     store_operation::StoreOperation,
 };
 use vipmux_model::NodeName;
-
-/// The promise of a node that need not fear a majority elsewhere. A store that answers within half of it
-/// suspends nothing.
-pub(super) const LONG_PROMISE: Duration = Duration::from_secs(2);
-/// The time after which a minority no longer expects a majority elsewhere: it would have fenced this
-/// node.
-const UNDISPUTED: Duration = Duration::from_secs(5);
-/// The longest time from a failure of the store to the next question for evidence.
-const MOST_BACK_OFF: Duration = Duration::from_secs(1);
 
 /// This node's record.
 #[derive(Debug, Default)]
@@ -102,7 +97,7 @@ pub(super) fn is_half(peers: &Peers) -> bool {
 /// Returns the time from a failure of the store to the next question: it doubles with each failure, and
 /// is up to a quarter shorter, so that nodes that failed together do not ask together again.
 fn back_off(node: &NodeName, failures: u32) -> Duration {
-    let longest = (HEARTBEAT * (1 << failures.min(4))).min(MOST_BACK_OFF);
+    let longest = (HEARTBEAT * (1 << failures.min(4))).min(MAX_RECORD_BACKOFF);
     let mut hasher = XxHash64::with_seed(failures.into());
     hasher.write(node.as_str().as_bytes());
     let percent = (hasher.finish() % 26) as u32;
@@ -183,7 +178,7 @@ impl Election {
             return;
         }
         let alone_since = *self.record.alone_since.get_or_insert(now);
-        let undisputed = is_half(peers) || !peers.majority && now >= alone_since + UNDISPUTED;
+        let undisputed = is_half(peers) || !peers.majority && now >= alone_since + MINORITY_WAIT;
         // Nobody can challenge this node in a store of its own.
         let undisputed = undisputed && !self.stores_differ;
         let promise = if undisputed { LONG_PROMISE.max(self.settings.lease) } else { self.settings.lease };

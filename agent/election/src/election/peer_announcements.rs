@@ -23,6 +23,7 @@ use super::{
     Command, Election,
     io::PeerAnnouncement,
     role::{Lost, Role},
+    timing::{FORGERY_WINDOW, LEASE_READ_INTERVAL, PEER_QUESTION_RETRY, RETAKE_PAUSE},
     vip_state::{Context, VipState},
 };
 use crate::{
@@ -30,16 +31,6 @@ use crate::{
     mutation::Mutation,
 };
 use vipmux_model::{NodeName, Vip};
-
-/// The time after the last forged announcement for which announcements do not silence the VIP.
-const ASSURED: Duration = Duration::from_mins(1);
-/// The pause after a peer announced a VIP, if this node has led it for less than that. A read of the Lease
-/// follows. Both take less than a second.
-const RETAKE: Duration = Duration::from_millis(900);
-/// The time after which a peer that has not answered is asked again.
-const ASK_AGAIN: Duration = Duration::from_millis(30);
-/// The time from one look at the Leases to the next while a VIP is assured.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// The announcements of a VIP with a peer's MACs that the peer has not denied. Times are those of the
 /// first one and of the last one.
@@ -98,17 +89,17 @@ impl Election {
         self.inquiries.asked.retain(|name, _| open.contains_key(name));
         for (name, last) in open {
             let asked = self.inquiries.asked.get(name).copied();
-            if asked.is_none_or(|asked| asked <= last || now >= asked + ASK_AGAIN) {
+            if asked.is_none_or(|asked| asked <= last || now >= asked + PEER_QUESTION_RETRY) {
                 self.inquiries.asked.insert(name.clone(), now);
                 self.commands.push(Command::Ask(name.clone()));
             }
-            self.schedule.wake_at(now + ASK_AGAIN);
+            self.schedule.wake_at(now + PEER_QUESTION_RETRY);
         }
     }
 
     /// Looks at the Leases now and then, while a VIP is assured.
     pub(super) fn look_at_leases(&mut self, now: Duration) {
-        let due = self.inquiries.looked.map_or(now, |looked| looked + LOOK_AGAIN);
+        let due = self.inquiries.looked.map_or(now, |looked| looked + LEASE_READ_INTERVAL);
         if now < due {
             self.schedule.wake_at(due);
         } else if !self.surveys.under_way {
@@ -149,7 +140,7 @@ impl VipState {
     /// Yields the VIP to a peer that announced it.
     fn yield_to_peer(&mut self, cx: &mut Context<'_>) {
         let led = cx.now.saturating_sub(self.since);
-        self.not_before = if led < RETAKE { cx.now + RETAKE } else { cx.now };
+        self.not_before = if led < RETAKE_PAUSE { cx.now + RETAKE_PAUSE } else { cx.now };
         self.forged = None;
         self.stop(Role::Yielded, Lost::Announced, cx);
     }
@@ -194,7 +185,7 @@ impl VipState {
 
     /// Ends the assurance some time after the last forged announcement.
     fn end_assurance(&mut self, cx: &mut Context<'_>) {
-        let Some(end) = self.forged.map(|at| at + ASSURED) else { return };
+        let Some(end) = self.forged.map(|at| at + FORGERY_WINDOW) else { return };
         if cx.now < end {
             cx.schedule.wake_at(end);
         } else if self.announced_by.is_empty() {

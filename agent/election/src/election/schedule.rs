@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-/// The shortest time from one evaluation to the next,
-const SPACING: Duration = Duration::from_millis(5);
-/// plus this for each VIP without a leader: about five times as long as its evaluation takes.
-const SPACING_EACH: Duration = Duration::from_micros(2);
+use super::timing::{EVALUATION_SPACING, EVALUATION_SPACING_PER_VIP};
 
 /// The schedule of evaluations.
 #[derive(Debug, Default)]
@@ -31,7 +28,9 @@ impl EvaluationSchedule {
     /// Begins an evaluation, unless the last one was too recently for so many VIPs without a
     /// leader. Then it is put off.
     pub(super) fn begin(&mut self, leaderless: usize, now: Duration) -> bool {
-        let next = self.evaluated + SPACING + SPACING_EACH * u32::try_from(leaderless).unwrap_or(u32::MAX);
+        let next = self.evaluated
+            + EVALUATION_SPACING
+            + EVALUATION_SPACING_PER_VIP * u32::try_from(leaderless).unwrap_or(u32::MAX);
         if now < next && self.evaluated > Duration::ZERO {
             self.wake = Some(next);
             return false;

@@ -5,13 +5,11 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-/// The number of lapses within [`WITHIN`] from which a node is unstable. One fault causes up to two: a
+use super::timing::{LAPSE_WINDOW, STABILITY_TIME};
+
+/// The number of lapses within [`LAPSE_WINDOW`] from which a node is unstable. One fault causes up to two: a
 /// switch that restarts cuts gossip off when it goes, and once more when it has just come.
 pub(super) const LAPSES: usize = 3;
-pub(super) const WITHIN: Duration = Duration::from_mins(1);
-/// The time without a lapse after which an unstable node is stable again. Even if it never gets better,
-/// [`LAPSES`] in this time keep a VIP dark for less than 0.2 %.
-pub(super) const CALM: Duration = Duration::from_mins(5);
 
 /// The lapses of this node's deadline.
 #[derive(Debug, Default)]
@@ -28,9 +26,10 @@ impl Stability {
         if self.lapses.len() > LAPSES {
             self.lapses.pop_front();
         }
-        let repeats = self.lapses.len() == LAPSES && self.lapses.front().is_some_and(|first| now <= *first + WITHIN);
+        let repeats =
+            self.lapses.len() == LAPSES && self.lapses.front().is_some_and(|first| now <= *first + LAPSE_WINDOW);
         if repeats || self.is_unstable(now) {
-            self.unstable_until = now + CALM;
+            self.unstable_until = now + STABILITY_TIME;
         }
     }
 

@@ -4,16 +4,13 @@ use std::{collections::BTreeMap, time::Duration};
 
 use imbl::OrdMap;
 
-use super::{Command, Election, vip_state::VipState};
+use super::{Command, Election, timing::LEASE_RETENTION, vip_state::VipState};
 use crate::{
     lease::Lease,
     membership::{MemberStatus, Peers},
     store_operation::StoreOperation,
 };
 use vipmux_model::Vip;
-
-/// The time for which the Lease of a VIP that is no longer wanted is kept.
-pub(super) const LEFTOVER: Duration = Duration::from_hours(1);
 
 /// The progress of surveys, and the Leases that are no longer wanted.
 #[derive(Debug, Default)]
@@ -82,7 +79,7 @@ impl Election {
         if alive.map(|(name, _)| name).min().is_some_and(|first| *first < self.local) {
             return;
         }
-        let old = |(_, since): &(Lease, Duration)| now.saturating_sub(*since) >= LEFTOVER;
+        let old = |(_, since): &(Lease, Duration)| now.saturating_sub(*since) >= LEASE_RETENTION;
         let leftover = &mut self.surveys.leftover;
         if let Some(vip) = leftover.iter().find(|(_, leftover)| old(leftover)).map(|(vip, _)| *vip)
             && let Some((lease, _)) = leftover.remove(&vip)

@@ -8,7 +8,8 @@ use super::{
     fencings::Aim,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
-    takeover_guard::{CLAIMLESS, SETTLE, Takeover},
+    takeover_guard::Takeover,
+    timing::{CLAIM_GRACE, CLAIM_PROPAGATION, RESTART_WAIT, SETTLE_TIME, TAKEOVER_TURN},
     vip_state::OwnLeadership,
 };
 use crate::{
@@ -17,15 +18,6 @@ use crate::{
     placement::{Candidate, LeaderPlacement, Preference, Preferences, Readiness},
 };
 use vipmux_model::{NodeName, Vip};
-
-/// The time after the start in which a node waits for the claims of others before it takes its own
-/// VIPs again.
-const MEET: Duration = Duration::from_millis(500);
-/// The time in which nodes hear each other's claims. Where their stores differ, nothing else tells that two take a
-/// VIP at once.
-pub(super) const CLAIMS_HEARD: Duration = Duration::from_millis(30);
-/// The time that a node has to act on its turn.
-pub(super) const TURN: Duration = Duration::from_millis(400);
 
 /// The most leaders whose records are read at once to know their promises. Where hundreds of nodes are gone,
 /// each of the others would read hundreds of records. A node that does not know a promise waits for it.
@@ -97,7 +89,7 @@ impl Election {
             // A rival gives the VIP up as soon as it hears this node's claim, and answers no longer than its deadline.
             let rival_ends = rival.map(|rival| state.since + cx.guard.lease_of(rival));
             let is_contested = state.own.as_ref().is_some_and(|own| rival_epoch == Some(own.epoch));
-            let claims_heard = cx.guard.stores_differ.then(|| state.since.max(cx.guard.back) + CLAIMS_HEARD);
+            let claims_heard = cx.guard.stores_differ.then(|| state.since.max(cx.guard.back) + CLAIM_PROPAGATION);
             state.settle_announcements(peers, &mut cx);
             state.hedge(peers, &mut cx);
             announced |= !state.announced_by.is_empty();
@@ -115,7 +107,7 @@ impl Election {
                 // Of two claims with one epoch, the Lease says which one counts.
                 Role::Leading if is_contested && state.operation.is_none() && state.not_before <= now => {
                     state.attempt(LeaseOperation::CheckRead, &mut cx);
-                    state.not_before = now + CLAIMLESS;
+                    state.not_before = now + CLAIM_GRACE;
                 }
                 Role::Leading | Role::Detecting | Role::Following | Role::Suspended | Role::Yielded => {}
             }
@@ -130,13 +122,13 @@ impl Election {
 
     /// Returns whether all candidates are known, or this node has waited long enough for them.
     pub(super) fn is_settled(&self, peers: &Peers, now: Duration) -> bool {
-        now >= self.started + SETTLE || self.surveys.ended && self.all_candidates(peers, |_| true)
+        now >= self.started + SETTLE_TIME || self.surveys.ended && self.all_candidates(peers, |_| true)
     }
 
     /// Returns whether the claims of all candidates are known, or this node has waited long enough
     /// for them.
     fn has_met_all(&mut self, peers: &Peers, now: Duration) -> bool {
-        let end = self.started + MEET;
+        let end = self.started + RESTART_WAIT;
         if now >= end || self.all_candidates(peers, |peer| peer.current.is_some()) {
             return true;
         }
@@ -196,7 +188,7 @@ impl Election {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             state.takeable_since.get_or_insert(now);
             if !mine {
-                cx.schedule.wake_at(now + TURN);
+                cx.schedule.wake_at(now + TAKEOVER_TURN);
             } else if state.not_before > now {
                 cx.schedule.wake_at(state.not_before);
             } else if cx.open {
@@ -214,7 +206,7 @@ impl Election {
     fn granted_takeovers(&mut self, peers: &Peers, now: Duration) -> (Vec<(Vip, Why)>, u64) {
         let settled = self.is_settled(peers, now);
         if !settled {
-            self.schedule.wake_at(self.started + SETTLE);
+            self.schedule.wake_at(self.started + SETTLE_TIME);
         }
         let met = self.has_met_all(peers, now);
         let ready_for_own = met && (settled || self.surveys.ended);
@@ -264,7 +256,8 @@ impl Election {
         placement.add(&self.local, taking);
         let turn = |(vip, why)| {
             let since = self.states.get(&vip)?.takeable_since.unwrap_or(now);
-            let turn = usize::try_from(now.saturating_sub(since).as_millis() / TURN.as_millis()).unwrap_or(usize::MAX);
+            let turn = usize::try_from(now.saturating_sub(since).as_millis() / TAKEOVER_TURN.as_millis())
+                .unwrap_or(usize::MAX);
             // No other node can take this node's own VIP again.
             let mine = if why == Why::Resumed {
                 self.candidate(vip, &self.local).is_some() && self.is_able(&self.local, vip, peers)

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     fencings::Fencings,
-    node_records::LONG_PROMISE,
+    timing::{CLAIM_GRACE, DOWN_PROPAGATION, LEASE_MARGIN, LONG_PROMISE, SETTLE_TIME},
     vip_state::{KnownLeader, VipState},
 };
 use crate::{
@@ -16,17 +16,6 @@ use crate::{
     mutation::{Mutated, Mutation},
 };
 use vipmux_model::{NodeName, Vip};
-
-/// The time after the start in which a leader that is not heard of is left alone. In this time
-/// nothing begins that depends on who else is there.
-pub(super) const SETTLE: Duration = Duration::from_secs(3);
-/// A margin that is added to the time after which a silent peer's kernel no longer answers.
-pub(super) const MARGIN: Duration = Duration::from_millis(15);
-/// The time until all nodes know that one is down. Where members ask samples of each other, nothing
-/// else tells.
-const DISTANT: Duration = Duration::from_millis(100);
-/// The time for which a living leader may not know of its leadership yet.
-pub(super) const CLAIMLESS: Duration = Duration::from_secs(1);
 
 /// The decision whether a VIP without a leader may be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,22 +74,22 @@ impl TakeoverGuard<'_> {
         }
         let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);
         let Some(peer) = peers.members.get(&known.node) else {
-            if now >= self.started + SETTLE && self.must_fence(&known.node, self.lease, peers.majority, now) {
+            if now >= self.started + SETTLE_TIME && self.must_fence(&known.node, self.lease, peers.majority, now) {
                 return Takeover::Unfenced(known.node.clone());
             }
-            return silent(self.started + SETTLE);
+            return silent(self.started + SETTLE_TIME);
         };
         match peer.status {
             MemberStatus::Down | MemberStatus::Left => self.decide_gone(vip, known, peer, peers, now),
             // Nodes that were cut off together with it give it the time to come back.
             MemberStatus::Alive | MemberStatus::Suspected
-                if peer.state.lapsed && now >= self.back.max(self.steady) + CLAIMLESS =>
+                if peer.state.lapsed && now >= self.back.max(self.steady) + CLAIM_GRACE =>
             {
                 Takeover::Granted { why: Why::Lapsed(known.node.clone()), witnessed: true }
             }
             MemberStatus::Alive | MemberStatus::Suspected => {
                 // Nobody could know its claims while it was down, or before it had the Lease.
-                silent(state.unclaimed_since.unwrap_or(now).max(peer.since).max(known.since) + CLAIMLESS)
+                silent(state.unclaimed_since.unwrap_or(now).max(peer.since).max(known.since) + CLAIM_GRACE)
             }
         }
     }
@@ -121,7 +110,7 @@ impl TakeoverGuard<'_> {
             return Takeover::Unfenced(known.node.clone());
         }
         let silent = self.silent_from(&known.node, peer, peers, now);
-        let at = if witnessed || !peers.majority { silent } else { silent.max(known.since + CLAIMLESS) };
+        let at = if witnessed || !peers.majority { silent } else { silent.max(known.since + CLAIM_GRACE) };
         Takeover::from(at, now, Why::Down(known.node.clone()), witnessed)
     }
 
@@ -135,7 +124,7 @@ impl TakeoverGuard<'_> {
     /// Returns whether another leader's promise may have changed while this node was cut off, not long ago.
     /// Watches show within seconds what was written meanwhile.
     pub(super) fn is_unsure(&self, leader: &NodeName, now: Duration) -> bool {
-        leader != self.local && now < self.back + SETTLE && self.fencings.is_unsure(leader)
+        leader != self.local && now < self.back + SETTLE_TIME && self.fencings.is_unsure(leader)
     }
 
     /// Returns whether a node must be fenced before its VIPs are taken: this node has no majority, or the
@@ -173,10 +162,10 @@ impl TakeoverGuard<'_> {
         if peers.members.len() >= SAMPLE {
             // Our last message to it may have extended its deadline once more.
             let heard = peer.heard.map_or(Duration::ZERO, |heard| past(lease, heard.max(self.back)));
-            return heard.max(peer.since + DISTANT).max(answered);
+            return heard.max(peer.since + DOWN_PROPAGATION).max(answered);
         }
         // If too few nodes confirm it, all know by then that it is down.
-        past(lease, peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT)).max(answered)
+        past(lease, peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DOWN_PROPAGATION)).max(answered)
     }
 
     /// Returns the time that a peer's kernel answers after its last evidence. Until the peer has
@@ -190,7 +179,7 @@ impl TakeoverGuard<'_> {
 /// Returns when the deadline of a node with this lease has passed that rests on a question of that
 /// time. Clocks differ by up to 2 %.
 pub(super) fn past(lease: Duration, asked: Duration) -> Duration {
-    asked + lease + lease / 50 + MARGIN
+    asked + lease + lease / 50 + LEASE_MARGIN
 }
 
 /// Returns whether a majority has confirmed since `asked` that a leader is gone: it may have come back, and led

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use vipmux_common::abi::Mac;
 
-use super::{surveys::LEFTOVER, *};
+use super::{timing::*, *};
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, StoreId, Version},
     membership::{self, Claimed, ElectionMessage, ItemKey, State, TransferStep, Why},
@@ -45,14 +45,14 @@ fn the_page_has_the_times_of_the_code() {
         format!("{lease} ms after the last evidence (`--lease`). The agent extends it every {heartbeat} ms"),
         format!("and after {} ms at most. In that time the old leader asks", lease + heartbeat),
         format!("otherwise within `--lease` ({lease} ms)"),
-        format!("answers {} ms later if no other node has claimed it", takeover::CLAIMS_HEARD.as_millis()),
-        format!("If Leases name other leaders after {} seconds", UNHEARD.as_secs()),
+        format!("answers {} ms later if no other node has claimed it", CLAIM_PROPAGATION.as_millis()),
+        format!("If Leases name other leaders after {} seconds", DISCOVERY_TIME.as_secs()),
     ] {
         assert_says(FAILOVER, &words);
     }
     assert_eq!(ElectionSettings::default().hold_down, Duration::from_mins(1));
     assert_says(FAILOVER, "a hold-down of one minute (`--hold-down`)");
-    assert_eq!(LEFTOVER, Duration::from_hours(1));
+    assert_eq!(LEASE_RETENTION, Duration::from_hours(1));
     assert_says(FAILOVER, "a VIP that nobody has wanted for an hour");
 }
 

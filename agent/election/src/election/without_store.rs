@@ -7,25 +7,17 @@ use std::time::Duration;
 
 use super::{
     io::Command,
-    lease_operations::{LeaseOperation, Predecessor, QUICKLY, SOON},
+    lease_operations::{LeaseOperation, Predecessor},
     role::Role,
-    takeover::CLAIMS_HEARD,
     takeover_guard::{Takeover, is_confirmed},
+    timing::{ANSWER_TIME, CLAIM_PROPAGATION, HEDGE_DELAY, MAX_ANSWER_AGE, SHORT_RETRY, STORE_RETRY},
     vip_state::{Context, OwnLeadership, VipState},
 };
 use crate::membership::{Peers, SAMPLE, Why};
 
-/// The time in which peers answer.
-const ANSWER_TIME: Duration = Duration::from_millis(5);
-/// The greatest age of questions whose answers count.
-const GREATEST_AGE: Duration = Duration::from_millis(50);
-/// The time after which a node waits for the store no longer, if the peers suffice to decide. A
-/// store that swallows requests would hold it up for seconds.
-pub(super) const HEDGE: Duration = Duration::from_millis(100);
-
 /// Returns the time of the earliest questions whose answers count.
 fn earliest_question(now: Duration) -> Duration {
-    now.saturating_sub(GREATEST_AGE)
+    now.saturating_sub(MAX_ANSWER_AGE)
 }
 
 /// Returns whether a majority answered lately, after `from`. Otherwise it is asked: a node that was cut off a moment
@@ -47,7 +39,7 @@ fn ask(cx: &mut Context<'_>) {
 impl VipState {
     /// Asks for an evaluation when [`Self::hedge`] may have to decide.
     pub(super) fn hedge_later(&self, cx: &mut Context<'_>) {
-        let at = self.operating_since + HEDGE;
+        let at = self.operating_since + HEDGE_DELAY;
         if at > cx.now {
             cx.schedule.wake_at(at);
         }
@@ -63,7 +55,7 @@ impl VipState {
             Some(TakeoverRead | TakeoverSwap { .. } | CheckRead | CheckSwap) => {}
             _ => return,
         }
-        let from = self.operating_since + HEDGE;
+        let from = self.operating_since + HEDGE_DELAY;
         if cx.now < from {
             return self.hedge_later(cx);
         }
@@ -86,7 +78,7 @@ impl VipState {
         let Some(why) = why else {
             // The next answers of the others may confirm it.
             if peers.majority {
-                cx.schedule.wake_at(cx.now + QUICKLY);
+                cx.schedule.wake_at(cx.now + SHORT_RETRY);
             }
             return;
         };
@@ -109,7 +101,7 @@ impl VipState {
     /// the answers for as long as claims take: while this node stood still or was cut off, another one may have
     /// taken the VIP.
     fn reason_without_store(&self, from: Duration, peers: &Peers, cx: &mut Context<'_>) -> Option<Why> {
-        if !peers.majority || !cx.able || cx.now < cx.guard.steady + CLAIMS_HEARD {
+        if !peers.majority || !cx.able || cx.now < cx.guard.steady + CLAIM_PROPAGATION {
             return None;
         }
         let Takeover::Granted { why, witnessed: true } = cx.guard.decide(cx.vip, self, peers, cx.now) else {
@@ -123,23 +115,23 @@ impl VipState {
 
     /// Takes a VIP over while the store is away. If the peers do not suffice until then, asks the store again.
     fn take_over_without_store(&mut self, until: Duration, peers: &Peers, cx: &mut Context<'_>) {
-        if let Some(why) = self.reason_without_store(until.saturating_sub(SOON), peers, cx) {
+        if let Some(why) = self.reason_without_store(until.saturating_sub(STORE_RETRY), peers, cx) {
             let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
             self.claim(self.epoch() + 1, why, peers, cx);
-            self.operation = Some(LeaseOperation::CheckRefused { until: cx.now + SOON });
+            self.operation = Some(LeaseOperation::CheckRefused { until: cx.now + STORE_RETRY });
             return;
         }
         if !peers.majority || cx.now >= until {
             self.operation = None;
             return self.pause(until.saturating_sub(cx.now), cx);
         }
-        cx.schedule.wake_at(until.min(cx.now + QUICKLY));
+        cx.schedule.wake_at(until.min(cx.now + SHORT_RETRY));
     }
 
     /// Decides without the Lease whether the VIP is still this node's own. If the peers do not suffice until then,
     /// asks the store again.
     fn check_without_store(&mut self, until: Duration, peers: &Peers, cx: &mut Context<'_>) {
-        if self.resume_without_store(until.saturating_sub(SOON), peers, cx) || cx.now >= until {
+        if self.resume_without_store(until.saturating_sub(STORE_RETRY), peers, cx) || cx.now >= until {
             self.operation = None;
             self.pause(until.saturating_sub(cx.now), cx);
         } else {
@@ -171,7 +163,7 @@ impl VipState {
             self.lead(cx);
             self.doubted = true;
         } else {
-            cx.schedule.wake_at(cx.now + QUICKLY);
+            cx.schedule.wake_at(cx.now + SHORT_RETRY);
         }
         is_clear
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::control::DrainProgress;
-use vipmux_election::LEAVING;
+use vipmux_election::DRAIN_TIMEOUT;
 use vipmux_model::{NodeName, Vip};
 
 /// A drain that was asked for.
@@ -28,7 +28,7 @@ impl Drain {
     /// stop at once.
     pub(crate) fn stop(&mut self, now: Instant) -> bool {
         if let Some(since) = &mut self.stopping {
-            *since -= LEAVING;
+            *since -= DRAIN_TIMEOUT;
             return false;
         }
         self.stopping = Some(now);
@@ -93,8 +93,8 @@ mod tests {
         let mut drain = Drain::new(BTreeSet::new());
         assert!(!drain.is_stopping() && drain.stopping_for().is_none());
         assert!(drain.stop(Instant::now()));
-        assert!(drain.stopping_for().is_some_and(|waited| waited < LEAVING));
+        assert!(drain.stopping_for().is_some_and(|waited| waited < DRAIN_TIMEOUT));
         assert!(!drain.stop(Instant::now()));
-        assert!(drain.is_stopping() && drain.stopping_for().is_some_and(|waited| waited >= LEAVING));
+        assert!(drain.is_stopping() && drain.stopping_for().is_some_and(|waited| waited >= DRAIN_TIMEOUT));
     }
 }

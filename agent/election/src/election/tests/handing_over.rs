@@ -419,7 +419,7 @@ fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour_by_the_first_
         }
         bench.give(Input::Wanted(Arc::default()));
         assert_eq!(bench.said(), ["follow: no Service has it any more", "withdraw"]);
-        bench.later(LEFTOVER.saturating_sub(ms(200)));
+        bench.later(LEASE_RETENTION.saturating_sub(ms(200)));
         bench.election.fence.deadline = None;
         bench.tick();
         assert_eq!(bench.said(), [""; 0]);

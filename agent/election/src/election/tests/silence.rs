@@ -2,16 +2,13 @@
 
 use super::*;
 use crate::{
-    election::{
-        takeover_guard::{MARGIN, Takeover},
-        vip_state::KnownLeader,
-    },
+    election::{takeover_guard::Takeover, vip_state::KnownLeader},
     membership::{AgentInfo, SAMPLE, WireVersions},
 };
 
 /// Returns when the deadline has passed of a node that had evidence from then.
 fn after(lease: Duration, asked: Duration) -> Duration {
-    asked + lease * 102 / 100 + MARGIN
+    asked + lease * 102 / 100 + LEASE_MARGIN
 }
 
 /// Returns when the VIP of `b` may be taken in a cluster of so many members, by a node that has evidence without a

@@ -46,7 +46,7 @@ fn a_leader_that_lapses_once_or_twice_keeps_its_vips() {
 
 #[test]
 fn a_leader_that_lapses_three_times_within_a_minute_hands_over() {
-    for (within, hands_over) in [(SOON, true), (WITHIN, true), (WITHIN + ms(1_000), false)] {
+    for (within, hands_over) in [(SOON, true), (LAPSE_WINDOW, true), (LAPSE_WINDOW + ms(1_000), false)] {
         let mut bench = Bench::leading();
         bench.lapses(LAPSES, within).said();
         assert_eq!(bench.role() == Role::Handing, hands_over, "{within:?}");
@@ -110,7 +110,7 @@ fn a_node_that_drains_hands_over_to_an_unstable_one_which_leads() {
 #[test]
 fn a_node_is_stable_again_after_five_minutes_without_a_lapse() {
     let mut bench = Bench::following();
-    let beats = u32::try_from(CALM.as_millis() / HEARTBEAT.as_millis()).unwrap();
+    let beats = u32::try_from(STABILITY_TIME.as_millis() / HEARTBEAT.as_millis()).unwrap();
     bench.lapses(LAPSES, SOON).ticks(beats - 10).lapse().ticks(beats - 10);
     assert_eq!(bench.election.published_ability(), UNSTABLE);
     bench.said();
