@@ -1,6 +1,8 @@
 //! Computes desired statuses and finds those that differ, one snapshot after the other. Without
 //! clock or I/O.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,

@@ -3,6 +3,8 @@
 //! Each object is queued once, however often it changes. Few writes run at a time, and only so many
 //! start in a second. What failed is retried later and later.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{Hash, Hasher as _},

@@ -1,6 +1,8 @@
 //! Remembers the results of writes until the watch shows them. So nothing is written twice, or on
 //! an outdated object. Without clock or I/O.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+
 use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::{

@@ -1,5 +1,7 @@
 //! Plans a migration: who would have which address with vipmux, what changes, and by which commands.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, Write},

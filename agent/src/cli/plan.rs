@@ -17,7 +17,6 @@ use self::{comparison::Comparison, report::PlanReport};
 use super::{cluster::AllocationArgs, config::SharedConfigArgs};
 use vipmux_cluster::source::manifests;
 use vipmux_inspect::output::table::{Color, ignore_broken_pipe, terminal_columns};
-use vipmux_model::ServiceName;
 use vipmux_preflight::dry_run::{self, InputError, ManifestAllocation};
 
 /// Arguments of `vipmux plan`.

@@ -148,7 +148,7 @@ struct Visitor {
 
 impl Visitor {
     /// Returns the path from the crate's root; `None`: it leads to another crate, or is a local name.
-    fn from_root(&self, path: &[String]) -> Option<Names> {
+    fn resolve(&self, path: &[String]) -> Option<Names> {
         let mut module = match path.first()?.as_str() {
             "crate" => Names::new(),
             "self" | "super" => self.module.clone(),
@@ -172,7 +172,7 @@ impl Visitor {
             UseTree::Rename(rename) => (child(before, &rename.ident.to_string()), Some(rename.rename.to_string())),
             UseTree::Glob(_) => (before.to_vec(), None),
         };
-        if let Some(path) = self.from_root(&path) {
+        if let Some(path) = self.resolve(&path) {
             if let (true, Some(name)) = (public, name) {
                 self.reexports.insert(child(&self.module, &name), path.clone());
             }
@@ -190,7 +190,10 @@ impl<'ast> Visit<'ast> for Visitor {
 
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
         if item.content.is_none() {
-            self.files.push(item.ident.to_string());
+            // A file that another crate owns is read there.
+            if !item.attrs.iter().any(|attribute| attribute.path().is_ident("path")) {
+                self.files.push(item.ident.to_string());
+            }
         } else {
             self.module.push(item.ident.to_string());
             visit::visit_item_mod(self, item);
@@ -204,7 +207,7 @@ impl<'ast> Visit<'ast> for Visitor {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let names: Names = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-        self.paths.extend(self.from_root(&names));
+        self.paths.extend(self.resolve(&names));
         visit::visit_path(self, path);
     }
 

@@ -10,6 +10,8 @@
 //! This node's path is cut if it reaches others on the segment in a worse way than another node does. If
 //! no node is answered there, the whole segment is down, and nothing may move.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
