@@ -41,6 +41,7 @@
 //! [`Command::Reload`] asks for evidence anew.
 
 mod ability;
+mod context;
 mod fence;
 mod fencings;
 mod io;
@@ -56,6 +57,7 @@ mod surveys;
 mod takeover;
 mod takeover_guard;
 mod timing;
+mod transitions;
 mod vip_state;
 mod without_store;
 
@@ -70,6 +72,7 @@ use std::{
 
 use self::{
     ability::AbilityToLead,
+    context::Context,
     fence::Fence,
     fencings::Fencings,
     leader_index::LeaderIndex,
@@ -80,7 +83,7 @@ use self::{
     surveys::Surveys,
     takeover_guard::TakeoverGuard,
     timing::DISCOVERY_TIME,
-    vip_state::{Context, Transfers, VipState},
+    vip_state::{Transfers, VipState},
 };
 pub use self::{
     io::{AddressOwner, Command, Input, LeaseOutcome, Outcome, PeerAnnouncement, RecordOutcome},

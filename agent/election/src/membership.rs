@@ -40,8 +40,10 @@ mod heartbeats;
 mod item_kind;
 mod items;
 mod local_state;
+mod member_id;
 mod members;
 mod other_keys;
+mod payload;
 mod peer_record;
 mod peers;
 mod remote_state;
@@ -67,22 +69,21 @@ use self::{
     heartbeat_rounds::HeartbeatRounds,
     heartbeats::nanoseconds,
     local_state::LocalState,
+    member_id::MemberId,
     peer_record::{PeerRecord, Pulling},
     remote_state::{Applied, Progress},
-    swim::{MemberId, Swim, admitted},
+    swim::{Swim, admitted},
     wire::{Delta, StateVersion, Wire},
 };
 pub use self::{
-    item_kind::ItemKind,
-    items::{
-        AgentInfo, Claimed, HashingInfo, Item, ItemKey, MOST_ADDRESSES, MOST_LEASE, MOST_SEGMENTS, ProbedPort, State,
-        Why, WireVersions,
-    },
+    item_kind::{ItemKind, MOST_ADDRESSES, MOST_SEGMENTS},
+    items::{AgentInfo, Claimed, HashingInfo, Item, ItemKey, MOST_LEASE, ProbedPort, State, Why, WireVersions},
     local_state::Full,
     other_keys::OtherKeys,
+    payload::MOST_PAYLOAD,
     peers::{MemberStatus, Peer, Peers},
     settings::{MembershipSettings, SAMPLE},
-    wire::{ElectionMessage, MOST_PAYLOAD, Malformed, TransferStep},
+    wire::{ElectionMessage, Malformed, TransferStep},
 };
 use vipmux_model::NodeName;
 

@@ -1,11 +1,6 @@
 //! The operations on the store of Leases.
 
-use std::time::Duration;
-
-use crate::{
-    Input, LeaseOutcome, RecordOutcome,
-    lease::{RecordContent, Version},
-};
+use crate::lease::{RecordContent, Version};
 use vipmux_model::{NodeName, Vip};
 
 /// An operation on a store.
@@ -59,19 +54,5 @@ impl StoreOperation {
     /// Returns whether the operation waits neither for others nor for the time that an API server asks for.
     pub const fn is_urgent(&self) -> bool {
         matches!(self, Self::ReadRecord { urgent: true, .. } | Self::SwapRecord { urgent: true, .. })
-    }
-
-    /// Returns the input for an operation of the time `asked` that has failed. Nobody waits for a deletion.
-    pub(crate) fn failed(&self, asked: Duration) -> Option<Input> {
-        match self {
-            Self::Read(vip) | Self::Swap { vip, .. } => {
-                Some(Input::Stored { vip: *vip, outcome: LeaseOutcome::Unavailable })
-            }
-            Self::ReadRecord { node, .. } | Self::SwapRecord { node, .. } => {
-                Some(Input::Recorded { node: node.clone(), asked, outcome: RecordOutcome::Unavailable })
-            }
-            Self::Survey => Some(Input::Surveyed { asked, leases: None }),
-            Self::Delete { .. } => None,
-        }
     }
 }

@@ -10,8 +10,7 @@ use super::{
     Command, Election,
     io::RecordOutcome,
     node_records::is_half,
-    takeover_guard::past,
-    timing::{CHALLENGE_PAUSE, FENCING_LIFETIME, HEDGE_DELAY, LONG_PROMISE, RECORD_RETRY},
+    timing::{CHALLENGE_PAUSE, FENCING_LIFETIME, HEDGE_DELAY, LONG_PROMISE, RECORD_RETRY, past},
 };
 use crate::{
     lease::{NodeRecord, RecordContent, RecordStanding, Version},

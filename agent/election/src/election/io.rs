@@ -226,3 +226,19 @@ pub enum Command {
         mac: Mac,
     },
 }
+
+impl StoreOperation {
+    /// Returns the input for an operation of the time `asked` that has failed. Nobody waits for a deletion.
+    pub(crate) fn failed(&self, asked: Duration) -> Option<Input> {
+        match self {
+            Self::Read(vip) | Self::Swap { vip, .. } => {
+                Some(Input::Stored { vip: *vip, outcome: LeaseOutcome::Unavailable })
+            }
+            Self::ReadRecord { node, .. } | Self::SwapRecord { node, .. } => {
+                Some(Input::Recorded { node: node.clone(), asked, outcome: RecordOutcome::Unavailable })
+            }
+            Self::Survey => Some(Input::Surveyed { asked, leases: None }),
+            Self::Delete { .. } => None,
+        }
+    }
+}

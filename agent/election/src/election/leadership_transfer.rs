@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use super::{
     AbilityToLead, Command, Election,
-    lease_operations::LeaseOperation,
+    context::Context,
     role::{Lost, Role},
-    takeover_guard::past,
     timing::{
         BALANCE_INTERVAL, CLAIM_GRACE, DRAIN_STALL, DRAIN_TIMEOUT, LONG_PROMISE, MAX_TRANSFER_BACKOFF, SETTLE_TIME,
-        TRANSFER_BACKOFF, TRANSFER_RESEND, TRANSFER_TIMEOUT,
+        TRANSFER_BACKOFF, TRANSFER_RESEND, TRANSFER_TIMEOUT, past,
     },
-    vip_state::{Context, OwnLeadership, Successor, VipState},
+    vip_state::{LeaseOperation, OwnLeadership, Successor, VipState},
 };
 use crate::{
     lease::Lease,

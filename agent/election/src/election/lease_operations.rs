@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::{
+    context::Context,
     io::{AddressOwner, Command, LeaseOutcome},
     role::{Lost, Role},
     takeover_guard::Takeover,
@@ -11,7 +12,7 @@ use super::{
         ADDRESS_PROBE_PAUSE, DELETED_NODE_PROBE_PAUSE, FENCED_LEADER_STOP, HEARTBEAT, LEASE_WRITE_RETRY, SHORT_RETRY,
         STORE_RETRY, TAKEOVER_TURN,
     },
-    vip_state::{Context, OwnLeadership, VipState, WrittenLease},
+    vip_state::{LeaseOperation, OwnLeadership, VipState, WrittenLease},
 };
 use crate::{
     lease::{Lease, Version},
@@ -20,27 +21,6 @@ use crate::{
     store_operation::StoreOperation,
 };
 use vipmux_model::{NodeName, Vip};
-
-/// An operation at the store or on the LAN. A VIP has one at a time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LeaseOperation {
-    /// Reads the Lease for a takeover.
-    TakeoverRead,
-    /// The store cannot be used for a takeover. The peers may decide until then.
-    TakeoverRefused { until: Duration },
-    /// Asks the LAN whether the last leader is alive after all.
-    TakeoverProbe { lease: Option<Lease>, why: Why },
-    /// Swaps the Lease for a takeover.
-    TakeoverSwap { epoch: u64, why: Why },
-    /// Reads the Lease to see whether it is still this node's.
-    CheckRead,
-    /// The store cannot be used for that. The peers may decide until then.
-    CheckRefused { until: Duration },
-    /// Swaps this node's Lease, so that no other node can.
-    CheckSwap,
-    /// Asks the LAN for another owner of the address.
-    Detect,
-}
 
 /// What became of the leader before this one.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,24 +21,17 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Command, Election,
+    context::Context,
     io::PeerAnnouncement,
     role::{Lost, Role},
     timing::{FORGERY_WINDOW, LEASE_READ_INTERVAL, PEER_QUESTION_RETRY, RETAKE_PAUSE},
-    vip_state::{Context, VipState},
+    vip_state::{OpenAnnouncements, VipState},
 };
 use crate::{
     membership::{Peer, Peers},
     mutation::Mutation,
 };
 use vipmux_model::{NodeName, Vip};
-
-/// The announcements of a VIP with a peer's MACs that the peer has not denied. Times are those of the
-/// first one and of the last one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpenAnnouncements {
-    first: Duration,
-    last: Duration,
-}
 
 /// Whether announcements are a peer's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

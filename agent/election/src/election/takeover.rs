@@ -6,11 +6,10 @@ use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 use super::{
     Election,
     fencings::Aim,
-    lease_operations::LeaseOperation,
     role::{Lost, Role},
     takeover_guard::Takeover,
     timing::{CLAIM_GRACE, CLAIM_PROPAGATION, RESTART_WAIT, SETTLE_TIME, TAKEOVER_TURN},
-    vip_state::OwnLeadership,
+    vip_state::{LeaseOperation, OwnLeadership},
 };
 use crate::{
     membership::{Claimed, Peer, Peers, Why},

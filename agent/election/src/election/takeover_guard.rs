@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     fencings::Fencings,
-    timing::{CLAIM_GRACE, DOWN_PROPAGATION, LEASE_MARGIN, LONG_PROMISE, SETTLE_TIME},
+    timing::{CLAIM_GRACE, DOWN_PROPAGATION, LONG_PROMISE, SETTLE_TIME, past},
     vip_state::{KnownLeader, VipState},
 };
 use crate::{
@@ -174,12 +174,6 @@ impl TakeoverGuard<'_> {
         let published = peer.state.agent.as_ref().filter(|_| !self.mutated.is(Mutation::AssumesOwnLease));
         published.map_or(self.lease, |agent| agent.lease)
     }
-}
-
-/// Returns when the deadline of a node with this lease has passed that rests on a question of that
-/// time. Clocks differ by up to 2 %.
-pub(super) fn past(lease: Duration, asked: Duration) -> Duration {
-    asked + lease + lease / 50 + LEASE_MARGIN
 }
 
 /// Returns whether a majority has confirmed since `asked` that a leader is gone: it may have come back, and led

@@ -45,6 +45,12 @@ pub(super) const TAKEOVER_TURN: Duration = Duration::from_millis(400);
 /// follows. Both take less than a second.
 pub(super) const RETAKE_PAUSE: Duration = Duration::from_millis(900);
 
+/// Returns when the deadline of a node with this lease has passed that rests on a question of that
+/// time. Clocks differ by up to 2 %.
+pub(super) fn past(lease: Duration, asked: Duration) -> Duration {
+    asked + lease + lease / 50 + LEASE_MARGIN
+}
+
 // The start of an agent
 
 /// The time after the start in which a node waits for the claims of others before it takes its own

@@ -6,12 +6,13 @@
 use std::time::Duration;
 
 use super::{
+    context::Context,
     io::Command,
-    lease_operations::{LeaseOperation, Predecessor},
+    lease_operations::Predecessor,
     role::Role,
     takeover_guard::{Takeover, is_confirmed},
     timing::{ANSWER_TIME, CLAIM_PROPAGATION, HEDGE_DELAY, MAX_ANSWER_AGE, SHORT_RETRY, STORE_RETRY},
-    vip_state::{Context, OwnLeadership, VipState},
+    vip_state::{LeaseOperation, OwnLeadership, VipState},
 };
 use crate::membership::{Peers, SAMPLE, Why};
 

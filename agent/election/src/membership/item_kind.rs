@@ -7,7 +7,10 @@ use std::fmt;
 
 use vipmux_common::abi::capacity;
 
-use super::items::{ItemKey, MOST_ADDRESSES, MOST_SEGMENTS};
+/// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
+pub const MOST_SEGMENTS: u8 = 32;
+/// The most addresses that a node publishes.
+pub const MOST_ADDRESSES: usize = 64;
 
 /// A kind of item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,21 +61,6 @@ const _: () = {
     }
     assert!(sum <= ALL);
 };
-
-impl ItemKey {
-    /// Returns the kind of its item.
-    pub(super) const fn kind(&self) -> ItemKind {
-        match self {
-            Self::Ready | Self::Draining | Self::Agent | Self::Hashing | Self::Lapsed | Self::Store => ItemKind::Single,
-            Self::Claim(_) => ItemKind::Claim,
-            Self::Unable(_) => ItemKind::Unable,
-            Self::Mac(_) => ItemKind::Mac,
-            Self::Health(_) => ItemKind::Health,
-            Self::Address(_) => ItemKind::Address,
-            Self::Reach(_) => ItemKind::Reach,
-        }
-    }
-}
 
 impl fmt::Display for ItemKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

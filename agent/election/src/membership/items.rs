@@ -11,14 +11,14 @@ use imbl::OrdMap;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use vipmux_common::abi::Mac;
 
-use super::{item_kind::ItemKind, sealing::VERSION, wire::delimited};
+use super::{
+    item_kind::{ItemKind, MOST_SEGMENTS},
+    payload::delimited,
+    sealing::VERSION,
+};
 use crate::lease::StoreId;
 use vipmux_model::{NodeName, Vip, reach::SegmentReach};
 
-/// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
-pub const MOST_SEGMENTS: u8 = 32;
-/// The most addresses that a node publishes.
-pub const MOST_ADDRESSES: usize = 64;
 /// The longest version of a build that a peer publishes, bytes.
 const MOST_VERSION: usize = 64;
 /// The longest `--lease`.
@@ -266,6 +266,21 @@ impl Item {
             Self::Hashing(_) => ItemKey::Hashing,
             Self::Lapsed => ItemKey::Lapsed,
             Self::Store(_) => ItemKey::Store,
+        }
+    }
+}
+
+impl ItemKey {
+    /// Returns the kind of its item.
+    pub(super) const fn kind(&self) -> ItemKind {
+        match self {
+            Self::Ready | Self::Draining | Self::Agent | Self::Hashing | Self::Lapsed | Self::Store => ItemKind::Single,
+            Self::Claim(_) => ItemKind::Claim,
+            Self::Unable(_) => ItemKind::Unable,
+            Self::Mac(_) => ItemKind::Mac,
+            Self::Health(_) => ItemKind::Health,
+            Self::Address(_) => ItemKind::Address,
+            Self::Reach(_) => ItemKind::Reach,
         }
     }
 }

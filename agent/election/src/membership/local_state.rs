@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::membership::{
     item_kind::ItemKind,
     items::{Item, ItemChange, ItemKey},
-    wire::{DELTA_OVERHEAD, Delta, DeltaChange, MOST_PAYLOAD, Pull, StateVersion},
+    payload::MOST_PAYLOAD,
+    wire::{DELTA_OVERHEAD, Delta, DeltaChange, Pull, StateVersion},
 };
 
 /// The most withdrawn keys that are remembered. A peer that has missed a forgotten one starts over.

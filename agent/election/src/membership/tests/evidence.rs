@@ -9,7 +9,7 @@ use super::{
 use crate::membership::{
     MemberStatus, Membership,
     heartbeats::nanoseconds,
-    swim::MemberId,
+    member_id::MemberId,
     wire::{Ack, Gone, Heartbeat, StateVersion, Wire},
 };
 use vipmux_model::NodeName;

@@ -11,7 +11,7 @@ use crate::{
     membership::{
         AgentInfo, ElectionMessage, HashingInfo, Item, ItemKey, ProbedPort, TransferStep, Why, WireVersions,
         items::ItemChange,
-        swim::MemberId,
+        member_id::MemberId,
         wire::{Ack, Delta, DeltaChange, Gone, Heartbeat, Pull, StateVersion, Wire},
     },
 };

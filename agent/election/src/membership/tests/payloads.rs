@@ -18,7 +18,8 @@ use crate::membership::{
     as_of_a_later_version,
     items::ItemChange,
     local_state::LocalState,
-    swim::{MemberId, admitted},
+    member_id::MemberId,
+    swim::admitted,
     wire::{Ack, Delta, DeltaChange, Gone, Heartbeat, MOST_DEPARTED, Pull, StateVersion, Wire},
 };
 use vipmux_model::{NodeName, Vip};
