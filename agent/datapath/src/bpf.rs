@@ -2,18 +2,20 @@
 
 pub mod apply;
 pub mod attach;
-pub mod backend_indices;
 mod btf;
 pub mod clsact;
+pub mod direction;
 pub mod dry_run;
 pub mod flow_table;
 pub mod jiffies;
+mod kernel_version;
 pub mod load;
 pub mod maps;
 pub mod object;
 pub mod pinned;
 pub mod pins;
 pub mod place;
+pub mod programs;
 pub mod refusals;
 pub mod service_index;
 mod syscall;

@@ -4,6 +4,7 @@
 //! VIP that is already an address of the node. [`Monitor`] keeps it up to date, and has the kernel
 //! keep the Nodes' MAC addresses resolved.
 
+mod connection;
 mod ethtool;
 mod fdb;
 mod kernel;
@@ -32,8 +33,8 @@ use tokio::time::Instant;
 use vipmux_common::abi::{Mac, capacity};
 
 pub use self::{
+    connection::LinkError,
     ethtool::{Ethtool, EthtoolError},
-    kernel::LinkError,
     monitor::Monitor,
     neighbors::{Neighbor, ResolvedNeighbors, remove_neighbors},
     probing::{PeersBySegment, SegmentPeers, SegmentReaches},
@@ -343,7 +344,7 @@ pub struct Links {
 impl Links {
     /// Reads the interfaces of the calling thread's network namespace.
     pub async fn read() -> Result<Self, LinkError> {
-        let handle = kernel::connect()?;
+        let handle = connection::connect()?;
         kernel::links(&handle).await
     }
 

@@ -72,6 +72,7 @@
 mod expression;
 mod rules;
 mod ruleset;
+mod sets;
 mod transaction;
 
 use std::{
@@ -248,7 +249,7 @@ pub enum SnatError {
     /// The kernel refused a message, and so its whole transaction.
     #[error(
         "the kernel refused to {operation} (table inet {table}; it needs CAP_NET_ADMIN and nf_tables with nat)",
-        table = ruleset::TABLE
+        table = sets::TABLE
     )]
     Refused {
         /// The operation.

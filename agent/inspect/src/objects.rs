@@ -17,7 +17,7 @@ use crate::output::{
 };
 use vipmux_datapath::{
     bpf::{
-        attach::Direction,
+        direction::Direction,
         maps::{Maps, MapsError},
         pinned::{PinnedLinkInfo, PinnedObjects},
         pins::{LinkKind, PinError, Pins},

@@ -6,7 +6,7 @@ use crate::{KernelError, control::ListenError, probe::TlsError};
 use vipmux_cluster::{access::AccessError, source::manifests::WatchError};
 use vipmux_datapath::{
     announce::SendError,
-    bpf::{load::LoadError, maps::MapsError},
+    bpf::{maps::MapsError, programs::LoadError},
     capabilities::PrivilegeError,
     link::{EthtoolError, InterfaceError, LinkError},
     snat::SnatError,

@@ -40,7 +40,7 @@ use crate::{
 };
 use vipmux_datapath::{
     announce::groups::{self, SolicitedNodeGroup},
-    bpf::attach::Direction,
+    bpf::direction::Direction,
     link::{Links, ResolvedNeighbors, interface_name},
     reconciler::Reconciler,
     snat::{self, DesiredTable, TableBuilder},

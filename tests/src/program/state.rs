@@ -21,7 +21,11 @@ use vipmux_common::{
     service_index::IndexedService,
     table,
 };
-use vipmux_datapath::bpf::{backend_indices, flow_table, maps::name_in_object, service_index};
+use vipmux_datapath::bpf::{
+    flow_table,
+    maps::{backend_indices, name_in_object},
+    service_index,
+};
 
 /// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
 /// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the

@@ -3,23 +3,20 @@
 use std::{io, path::Path};
 
 use aya::programs::{
-    LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
+    LinkOrder, ProgramError, SchedClassifier, Xdp, XdpMode,
     links::{FdLink, LinkError, PinnedLink},
     tc::TcAttachOptions,
 };
 
 use super::{
     clsact,
-    load::{LoadError, Programs, kernel_is, program},
-    pins::{self, LinkKind, PinError, XDP_PROGRAM},
-    unload,
-    xdp::Buffers,
+    direction::Direction,
+    kernel_version::kernel_is,
+    pins::{LinkKind, XDP_PROGRAM},
+    programs::{LoadError, Programs, attach_error, detach_pin, link_error, pin_link, program},
+    xdp::{Buffers, MTU_LIMIT},
 };
 use crate::{error_chain::error_chain, link::interface_name};
-
-/// The largest MTU at which drivers run a program for packets in one buffer: a page, less its
-/// headroom, the Ethernet header and `struct skb_shared_info`.
-pub(super) const MTU_LIMIT: u32 = 3_498;
 
 /// The mode in which XDP programs run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -64,41 +61,6 @@ impl TcAttachMode {
             Self::Auto => !kernel_is(6, 6),
             Self::Tcx => false,
             Self::Clsact => true,
-        }
-    }
-}
-
-/// A direction of an interface's traffic, which has its own classifier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Direction {
-    /// [`LinkKind::Egress`].
-    Egress,
-    /// [`LinkKind::Ingress`].
-    Ingress,
-}
-
-impl Direction {
-    /// Returns the direction of a classifier; `None` for XDP.
-    pub const fn of(kind: LinkKind) -> Option<Self> {
-        match kind {
-            LinkKind::Xdp => None,
-            LinkKind::Egress => Some(Self::Egress),
-            LinkKind::Ingress => Some(Self::Ingress),
-        }
-    }
-
-    /// Returns the kind of its classifier's link.
-    pub const fn kind(self) -> LinkKind {
-        match self {
-            Self::Egress => LinkKind::Egress,
-            Self::Ingress => LinkKind::Ingress,
-        }
-    }
-
-    pub(super) const fn tc_type(self) -> TcAttachType {
-        match self {
-            Self::Egress => TcAttachType::Egress,
-            Self::Ingress => TcAttachType::Ingress,
         }
     }
 }
@@ -313,32 +275,6 @@ impl Programs {
             .map_err(|source| attach_error(name, interface, source))?;
         link.try_into().map_err(|source| link_error(name, interface, source))
     }
-}
-
-/// Detaches a pinned link, if there is one, and removes its pin.
-pub(super) fn detach_pin(pin: &Path) -> Result<(), LoadError> {
-    match unload::detach(pin) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => Ok(result.map_err(PinError::new("detach the link", pin)).and_then(|()| pins::remove(pin))?),
-    }
-}
-
-pub(super) fn attach_error(program: &'static str, interface: &str, source: ProgramError) -> LoadError {
-    LoadError::Attach { program, interface: interface.to_owned(), source }
-}
-
-fn link_error(program: &'static str, interface: &str, source: LinkError) -> LoadError {
-    LoadError::Link { program, interface: interface.to_owned(), source }
-}
-
-pub(super) fn pin_link(
-    program: &'static str,
-    interface: &str,
-    link: Result<FdLink, LinkError>,
-    pin: &Path,
-) -> Result<(), LoadError> {
-    let link = link.map_err(|source| link_error(program, interface, source))?;
-    Ok(link.pin(pin).map(drop).map_err(io::Error::other).map_err(PinError::new("pin", pin))?)
 }
 
 /// Returns whether the interface already has another XDP program.

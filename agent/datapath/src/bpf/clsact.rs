@@ -19,7 +19,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcHandle as Handle, TcMessage},
 };
 
-use super::attach::Direction;
+use super::direction::Direction;
 use crate::{
     link::interface_name,
     netlink::{self, NETLINK_ROUTE},

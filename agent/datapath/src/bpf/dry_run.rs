@@ -9,12 +9,13 @@ use aya::{
 use nix::sched::{CloneFlags, unshare};
 
 use super::{
-    attach::Direction,
     clsact,
-    load::{LoadError, check_kernel, program},
+    direction::Direction,
+    load::check_kernel,
     object::{loader, object},
     pins::EGRESS_PROGRAM,
     place::load_classifiers,
+    programs::{LoadError, program},
     xdp::{Buffers, load_xdp},
 };
 

@@ -1,5 +1,6 @@
 //! Opens, reads and writes the pinned maps with their types.
 
+pub mod backend_indices;
 mod batch;
 mod departures;
 mod leadership;
@@ -35,9 +36,11 @@ use vipmux_common::{
     table,
 };
 
-use self::mapped_array::{Access, MappedArray};
-use super::{
+use self::{
     backend_indices::BackendIndices,
+    mapped_array::{Access, MappedArray},
+};
+use super::{
     flow_table::{self, FlowTable},
     pins::Pins,
 };

@@ -11,10 +11,10 @@ use aya::{
 use vipmux_common::abi::{CALL_EGRESS, CALL_INGRESS};
 
 use super::{
-    attach::{Direction, attach_error, detach_pin, pin_link},
     clsact::{self, Filter},
-    load::{LoadError, Programs, program},
+    direction::Direction,
     pinned::PinnedObjects,
+    programs::{LoadError, Programs, attach_error, detach_pin, pin_link, program},
     tcx,
     uninterrupted::uninterrupted,
 };

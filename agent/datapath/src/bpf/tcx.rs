@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, io};
 use aya::programs::loaded_programs;
 
 use super::{
-    attach::Direction,
+    direction::Direction,
     syscall::{BpfCommand, bpf},
 };
 

@@ -26,13 +26,14 @@ use super::{
     OBJECT,
     apply::{new_config, new_secret},
     flow_table,
-    load::{LoadError, sizes},
     maps::{
         Maps, MapsError, name_in_object,
         raw::{Layout, RawEntries, RawMap, UpdateFlag},
         version,
     },
+    object::sizes,
     pins::{self, PinError, Pins},
+    programs::LoadError,
 };
 
 mod flows;

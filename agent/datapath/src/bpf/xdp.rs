@@ -7,7 +7,11 @@ use aya::{
 };
 use vipmux_common::abi::{CALL_NEW, CALL_ODD, CALL_OTHER, CALLS};
 
-use super::{load::kernel_is, uninterrupted::uninterrupted};
+use super::{kernel_version::kernel_is, uninterrupted::uninterrupted};
+
+/// The largest MTU at which drivers run a program for packets in one buffer: a page, less its
+/// headroom, the Ethernet header and `struct skb_shared_info`.
+pub(super) const MTU_LIMIT: u32 = 3_498;
 
 /// The buffer layout of an XDP program. The kernel allows tail calls only between programs of one
 /// layout.

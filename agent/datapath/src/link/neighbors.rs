@@ -24,7 +24,7 @@ use netlink_packet_route::{
 use rtnetlink::Handle;
 use vipmux_common::abi::Mac;
 
-use super::{LinkError, kernel};
+use super::{LinkError, connection};
 
 /// `NDA_PROTOCOL` of vipmux's entries: "v", which is no protocol of include/uapi/linux/rtnetlink.h.
 const ORIGIN: RouteProtocol = RouteProtocol::Other(b'v');
@@ -233,7 +233,7 @@ pub(super) async fn entries(handle: &Handle) -> Result<Vec<(u32, IpAddr, Neighbo
 
 /// Removes all neighbor entries that an agent left behind. Returns their number.
 pub async fn remove_neighbors() -> Result<usize, LinkError> {
-    let handle = kernel::connect()?;
+    let handle = connection::connect()?;
     let ours: Vec<_> = entries(&handle).await?.into_iter().filter(|(_, _, entry)| entry.ours).collect();
     for &(ifindex, address, _) in &ours {
         execute(&handle, NeighborRequest::Delete { ifindex, address }).await?;

@@ -13,7 +13,7 @@ use netlink_packet_route::route::{
 use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::time::Instant;
 
-use super::{LinkError, Subnet, kernel, network};
+use super::{LinkError, Subnet, connection, network};
 
 /// The shortest pause between two reads of the routes.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const SHARE: u32 = 10;
 /// network namespace. Next hops of multipath routes are included. IPv4 routes may have gateways
 /// with IPv6 addresses (RFC 5549).
 pub async fn gateways() -> Result<BTreeSet<IpAddr>, LinkError> {
-    let handle = kernel::connect()?;
+    let handle = connection::connect()?;
     let mut found = BTreeSet::new();
     for_each(&handle, |route| collect(&route.attributes, &mut found)).await?;
     Ok(found)

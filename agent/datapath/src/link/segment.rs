@@ -9,15 +9,11 @@
 //!  br0               its ports to the LAN       none, or that of a port like eth0.100
 //! ```
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use vipmux_common::abi::Mac;
 
-use super::{Interface, InterfaceError, InterfaceKind, Links, Neighbor, shared_subnet::one_of_each};
+use super::{Interface, InterfaceError, InterfaceKind, Links, Neighbor};
 
 /// A layer-2 segment that VIPs are announced on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,32 +223,6 @@ impl Segments {
         self.segments.remove(&ifindex);
         let segments = &self.segments;
         self.ports.retain(|port, _| segments.values().any(|segment| segment.ports.contains(port)));
-    }
-
-    /// Returns the ports and the VLAN by which a VIP is announced on `allowed` segments. It takes
-    /// the segment with the longest subnet prefix that contains the VIP (the lowest index decides the
-    /// VLAN). A VIP in no subnet is announced on all untagged segments. If there are none, it is
-    /// announced on all segments of the first one's VLAN.
-    ///
-    /// Of segments that share a subnet, only one is taken: one that is `usable`, if there is one, then
-    /// the one that replies leave by, then the one with the lowest index.
-    pub fn announcing_ports(
-        &self,
-        links: &Links,
-        address: IpAddr,
-        allowed: impl Fn(&Segment) -> bool,
-        usable: impl Fn(&Segment) -> bool,
-    ) -> (BTreeSet<u32>, u16) {
-        let prefix = |segment: &Segment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
-        let rank = |segment: &&Segment| {
-            let prefix = prefix(segment);
-            (prefix, Reverse((prefix.is_none() && segment.vlan != 0, segment.ifindex)))
-        };
-        let all = || self.iter().filter(|segment| allowed(segment));
-        let Some(first) = all().max_by_key(rank) else { return (BTreeSet::new(), 0) };
-        let same = |segment: &&Segment| segment.vlan == first.vlan && prefix(segment) == prefix(first);
-        let chosen = one_of_each(links, all().filter(same).collect(), address, usable);
-        (chosen.into_iter().flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
     }
 
     /// Returns the port that leads to a neighbor. If the segment's bridge has several ports, it is

@@ -4,7 +4,7 @@
 //! chance. With a strict reverse path filter, the kernel drops what comes in by the card that replies do
 //! not leave by.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr};
+use std::{cmp::Reverse, collections::BTreeSet, fmt, net::IpAddr};
 
 use super::{Interface, Links, Segment, Segments, Subnet, network};
 
@@ -62,7 +62,7 @@ impl Links {
 }
 
 /// Leaves one of the segments that share a subnet, for this address.
-pub(super) fn one_of_each<'a>(
+fn one_of_each<'a>(
     links: &Links,
     mut segments: Vec<&'a Segment>,
     address: IpAddr,
@@ -80,6 +80,32 @@ pub(super) fn one_of_each<'a>(
 }
 
 impl Segments {
+    /// Returns the ports and the VLAN by which a VIP is announced on `allowed` segments. It takes
+    /// the segment with the longest subnet prefix that contains the VIP (the lowest index decides the
+    /// VLAN). A VIP in no subnet is announced on all untagged segments. If there are none, it is
+    /// announced on all segments of the first one's VLAN.
+    ///
+    /// Of segments that share a subnet, only one is taken: one that is `usable`, if there is one, then
+    /// the one that replies leave by, then the one with the lowest index.
+    pub fn announcing_ports(
+        &self,
+        links: &Links,
+        address: IpAddr,
+        allowed: impl Fn(&Segment) -> bool,
+        usable: impl Fn(&Segment) -> bool,
+    ) -> (BTreeSet<u32>, u16) {
+        let prefix = |segment: &Segment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
+        let rank = |segment: &&Segment| {
+            let prefix = prefix(segment);
+            (prefix, Reverse((prefix.is_none() && segment.vlan != 0, segment.ifindex)))
+        };
+        let all = || self.iter().filter(|segment| allowed(segment));
+        let Some(first) = all().max_by_key(rank) else { return (BTreeSet::new(), 0) };
+        let same = |segment: &&Segment| segment.vlan == first.vlan && prefix(segment) == prefix(first);
+        let chosen = one_of_each(links, all().filter(same).collect(), address, usable);
+        (chosen.into_iter().flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
+    }
+
     /// Returns the subnets with several segments in one VLAN, and the choice for each.
     pub fn shared_subnets(&self, links: &Links, usable: impl Fn(&Segment) -> bool) -> Vec<SharedSubnet> {
         let subnets = |segment: &Segment| links.get(segment.ifindex).into_iter().flat_map(Interface::subnets);

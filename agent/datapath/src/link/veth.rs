@@ -11,7 +11,7 @@ use netlink_packet_core::DefaultNla;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkXdp};
 use rtnetlink::Handle;
 
-use super::{Interface, LinkError, Links, SegmentPort, Segments, kernel};
+use super::{Interface, LinkError, Links, SegmentPort, Segments, connection};
 
 /// `IFLA_TARGET_NETNSID` of include/uapi/linux/if_link.h (Linux 4.20): the network namespace to
 /// look into, by its id in this one. It needs `CAP_NET_ADMIN` for that namespace.
@@ -71,7 +71,7 @@ impl Links {
 
 /// Reads the other ends of these veths, in the calling thread's network namespace.
 pub async fn other_ends(veths: &BTreeSet<u32>) -> Result<BTreeMap<u32, OtherEnd>, LinkError> {
-    Ok(read(&kernel::connect()?, veths).await)
+    Ok(read(&connection::connect()?, veths).await)
 }
 
 /// Reads the other ends of these veths.

@@ -9,7 +9,7 @@ use super::{
         Expression, NETWORK, TRANSPORT, compare, counter, is_in, is_not_in, load, mask, meta, other, return_verdict,
         snat_to, update,
     },
-    ruleset::{ClientSet, DIRECT, NftSet, SOURCES, TABLE, UPLINKS},
+    sets::{ClientSet, DIRECT, FamilyLayout, NftSet, SOURCES, TABLE, UPLINKS},
 };
 use vipmux_model::Protocol;
 
@@ -24,44 +24,6 @@ const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 /// The chunk type INIT. Such a chunk is the only one of its packet.
 const INIT: u8 = 1;
-
-/// The constants of an IP version for rules.
-pub(super) struct FamilyLayout {
-    /// `NFPROTO_IPV4` or `NFPROTO_IPV6`.
-    protocol: u8,
-    /// The offset of the source address in the header, bytes (RFC 791, 3.1; RFC 8200, 3).
-    pub(super) source: u32,
-    /// The length of an address, bytes. The destination follows the source.
-    pub(super) length: u32,
-    /// The registers of a set's key: address, protocol, port. Each part fills whole 32-bit
-    /// registers.
-    registers: [Register; 3],
-    /// The registers of a client's key: its address, the backend's, its port, the backend's.
-    client_registers: [Register; 4],
-    /// nft(8)'s id of the address type. It only helps nft to print the sets.
-    pub(super) address_type: u32,
-    /// The protocol number of ICMP.
-    pub(super) icmp: u8,
-}
-
-pub(super) const IPV4: FamilyLayout = FamilyLayout {
-    protocol: 2,
-    source: 12,
-    length: 4,
-    registers: [Register::Reg32_00, Register::Reg32_01, Register::Reg32_02],
-    client_registers: [Register::Reg32_00, Register::Reg32_01, Register::Reg32_02, Register::Reg32_03],
-    address_type: 7,
-    icmp: 1,
-};
-pub(super) const IPV6: FamilyLayout = FamilyLayout {
-    protocol: 10,
-    source: 8,
-    length: 16,
-    registers: [Register::Reg32_00, Register::Reg32_04, Register::Reg32_05],
-    client_registers: [Register::Reg32_00, Register::Reg32_04, Register::Reg32_08, Register::Reg32_09],
-    address_type: 8,
-    icmp: 58,
-};
 
 /// Where an address and a port of a packet are.
 #[derive(Clone, Copy, PartialEq, Eq)]

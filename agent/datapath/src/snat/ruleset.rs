@@ -12,12 +12,11 @@ use netlink_packet_netfilter::{
 
 use super::{
     DesiredTable, Element, SnatError, has_direct,
-    rules::{FamilyLayout, IPV4, IPV6, chains, rules},
+    rules::{chains, rules},
+    sets::{ClientSet, DIRECT, IPV4, IPV6, NftSet, SOURCES, TABLE, UPLINKS},
     transaction::{Socket, TransactionMessage},
 };
 
-/// The table's name.
-pub(super) const TABLE: &str = "vipmux";
 /// The operation, for errors.
 const MAKE: &str = "make the identity SNAT chain";
 
@@ -29,53 +28,10 @@ const PROTOCOL_TYPE: u32 = 12;
 const PORT_TYPE: u32 = 13;
 const INTERFACE_TYPE: u32 = 20;
 
-/// A set of sources of packets.
-pub(super) struct NftSet {
-    pub(super) name: &'static str,
-    pub(super) family: &'static FamilyLayout,
-    /// The keys have a port. Otherwise they stand for all ports of an address and protocol.
-    pub(super) ports: bool,
-}
-
-/// The sets of backends.
-pub(super) const SOURCES: [NftSet; 4] = [
-    NftSet { name: "backends4", family: &IPV4, ports: true },
-    NftSet { name: "addresses4", family: &IPV4, ports: false },
-    NftSet { name: "backends6", family: &IPV6, ports: true },
-    NftSet { name: "addresses6", family: &IPV6, ports: false },
-];
-/// The sets of VIPs with direct server return.
-pub(super) const DIRECT: [NftSet; 4] = [
-    NftSet { name: "direct4", family: &IPV4, ports: true },
-    NftSet { name: "direct_addresses4", family: &IPV4, ports: false },
-    NftSet { name: "direct6", family: &IPV6, ports: true },
-    NftSet { name: "direct_addresses6", family: &IPV6, ports: false },
-];
-/// The set of interfaces.
-pub(super) const UPLINKS: &str = "uplinks";
 /// The sets whose elements the agent writes, in the order of [`set_and_key`].
 const WRITTEN: usize = SOURCES.len() + DIRECT.len() + 1;
 
-/// A set of clients that sent datagrams to backends. Only rules write it.
-pub(super) struct ClientSet {
-    pub(super) name: &'static str,
-    pub(super) family: &'static FamilyLayout,
-}
-
 impl ClientSet {
-    /// The limit of elements, as high as that of connections that conntrack takes on most machines.
-    /// An element takes about 100 bytes, for as long as it is there.
-    pub(super) const LIMIT: u32 = 262_144;
-    const V4: Self = Self { name: "clients4", family: &IPV4 };
-    const V6: Self = Self { name: "clients6", family: &IPV6 };
-    /// Both families.
-    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    /// Returns the set for clients of a family.
-    pub(super) const fn of(family: &FamilyLayout) -> Self {
-        if family.length == IPV4.length { Self::V4 } else { Self::V6 }
-    }
-
     /// Returns the type and the length of the key: both addresses, then both ports.
     fn key(&self) -> (u32, u32) {
         let address = self.family.address_type;

@@ -21,8 +21,7 @@ use tokio::net::TcpSocket;
 
 use super::{
     expression::{NETWORK, compare, load, other},
-    rules::{FamilyLayout, IPV4, IPV6},
-    ruleset::{ClientSet, TABLE},
+    sets::{ClientSet, FamilyLayout, IPV4, IPV6, TABLE},
     transaction::TransactionMessage,
     *,
 };

@@ -24,7 +24,7 @@ use crate::findings::{
 };
 use vipmux_datapath::{
     bpf::{
-        attach::Direction,
+        direction::Direction,
         maps::Maps,
         pinned::PinnedObjects,
         pins::{DEFAULT_PIN_PATH, Pins},

@@ -15,7 +15,7 @@ use crate::findings::{
 };
 use vipmux_cluster::clock;
 use vipmux_datapath::{
-    bpf::{attach::Direction, dry_run::ProgramDryRun, tcx},
+    bpf::{direction::Direction, dry_run::ProgramDryRun, tcx},
     capabilities::{self, SYS_ADMIN},
     error_chain,
     snat::IdentitySnat,

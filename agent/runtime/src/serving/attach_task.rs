@@ -12,7 +12,7 @@ use vipmux_common::abi::INTERFACE_FILTER;
 use super::{interfaces::AttachedInterfaces, link_kernel::LinkKernel};
 use crate::{AgentError, problems::warnings::Warnings};
 use vipmux_datapath::{
-    bpf::attach::Direction,
+    bpf::direction::Direction,
     error_chain::error_chain,
     link::{Links, interface_name},
 };

@@ -26,10 +26,10 @@ use vipmux_datapath::{
     announce::speaker::VipSpeaker,
     bpf::{
         apply::{Unclaimed, new_config},
-        jiffies,
-        load::{self, LoadError},
+        jiffies, load,
         maps::{Maps, MapsError},
         pins::{PinError, Pins},
+        programs::LoadError,
     },
 };
 use vipmux_election::HEARTBEAT;

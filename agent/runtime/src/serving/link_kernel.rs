@@ -10,10 +10,10 @@ use vipmux_common::abi::{self, INTERFACE_TAGS};
 
 use super::kernel::KernelError;
 use vipmux_datapath::bpf::{
-    load::Programs,
     maps::{Maps, MapsError},
     pinned::PinnedObjects,
     pins::{LinkKind, Pins},
+    programs::Programs,
 };
 
 /// The programs of this node, their links, and `INTERFACES`.

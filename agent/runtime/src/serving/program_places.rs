@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, io, time::Instant};
 use super::{repair_budget::RepairBudget, self_check::Repair};
 use crate::control::ReportedDifference;
 use vipmux_datapath::{
-    bpf::{attach::Direction, pinned::PinnedObjects, place::Chain, tcx},
+    bpf::{direction::Direction, pinned::PinnedObjects, place::Chain, tcx},
     link::interface_name,
 };
 

@@ -30,7 +30,7 @@ use crate::{
 };
 use vipmux_datapath::{
     bpf::{
-        attach::Direction,
+        direction::Direction,
         maps::{Maps, MapsError},
         pinned::{PinnedLinkInfo, PinnedObjects},
         pins::{LinkKind, PinError, Pins},

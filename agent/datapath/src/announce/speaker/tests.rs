@@ -12,7 +12,8 @@ use crate::{
         address_probe::{AddressAvailability, AddressProbeMode, AddressProber},
     },
     bpf::{
-        attach::{Direction, TcAttachMode, XdpAttachMode},
+        attach::{TcAttachMode, XdpAttachMode},
+        direction::Direction,
         load::load,
         maps::Maps,
     },

@@ -10,12 +10,12 @@ use vipmux_common::{
     backend_nodes,
 };
 
+use super::backend_indices::BackendIndices;
 use super::{
     Maps, MapsError,
     mapped_array::{self, mapped},
     used, used_below,
 };
-use crate::bpf::backend_indices::BackendIndices;
 
 /// Writes an element of a mapped array. Without such an element, the map is too small for the
 /// backend, whose own write fails.

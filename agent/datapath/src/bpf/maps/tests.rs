@@ -224,7 +224,7 @@ fn a_table_is_written_beside_others_and_read_as_it_was_written() {
 
 /// Returns the bits of `LOCAL_PORTS` that these backends need.
 fn bits(backends: &[Backend]) -> BTreeMap<u32, u64> {
-    let elements = (0..).zip(super::super::backend_indices::local_ports(backends));
+    let elements = (0..).zip(backend_indices::local_ports(backends));
     elements.filter(|(_, bits)| *bits != 0).collect()
 }
 

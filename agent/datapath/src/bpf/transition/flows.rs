@@ -15,13 +15,13 @@ use vipmux_common::abi::{
 use super::CONFIG;
 use crate::bpf::{
     flow_table::{self, FlowTable},
-    load::LoadError,
     maps::{
         MapsError,
         mapped_array::Access,
         open,
         raw::{RawEntries, RawMap},
     },
+    programs::LoadError,
 };
 
 const FLOWS: &str = "FLOWS";

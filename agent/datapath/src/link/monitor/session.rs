@@ -18,7 +18,7 @@ use tracing::debug;
 
 use super::{
     super::{
-        Ethtool, LinkError, Links,
+        Ethtool, LinkError, Links, connection,
         fdb::Fdb,
         kernel,
         neighbor_table::NeighborTable,
@@ -75,7 +75,7 @@ impl NetlinkSession {
         let mut carriers = JoinSet::new();
         let notifications = subscribe(&GROUPS, &mut carriers)?;
         let route_notifications = subscribe(&ROUTE_GROUPS, &mut carriers)?;
-        let requests = kernel::connect_in(&mut carriers)?;
+        let requests = connection::connect_in(&mut carriers)?;
         let links = kernel::links(&requests).await?;
         let fdb = Fdb::read(&requests).await?;
         let ethtool = Ethtool::open()?;

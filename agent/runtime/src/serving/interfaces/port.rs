@@ -12,9 +12,10 @@ use super::AttachedInterfaces;
 use crate::{AgentError, problems::warnings::Warnings, serving::link_kernel::LinkKernel};
 use vipmux_datapath::{
     bpf::{
-        attach::{ClassifierAttachment, Direction, HandoverMac, XdpAttachMode},
-        load::{LoadError, Programs},
+        attach::{ClassifierAttachment, HandoverMac, XdpAttachMode},
+        direction::Direction,
         pins::{EGRESS_PROGRAM, INGRESS_PROGRAM},
+        programs::{LoadError, Programs},
     },
     error_chain::error_chain,
     link::{Interface, Links, Segment, SegmentPort, Segments},

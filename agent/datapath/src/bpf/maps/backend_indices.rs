@@ -11,7 +11,7 @@ use vipmux_common::{
     backend_nodes, hash,
 };
 
-use super::maps::{Maps, MapsError};
+use super::{Maps, MapsError};
 
 const BITS: u32 = u64::BITS;
 
