@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1 as api;
 
 use crate::{
     NodeName, Protocol, ServiceName, Vip,
+    address_names::AddressNames,
     advertisement::{Advertisements, EligibleNodes, not_covered},
     dialects,
     endpoints::{Endpoints, Places, SERVICE_LABEL, service_of},
@@ -18,7 +19,7 @@ use crate::{
     objects::Objects,
     pod_ranges::PodRanges,
     pool::Pool,
-    pools::{self, AddressNames},
+    pools,
     prefix::Prefix,
     published_status::PublishedStatus,
     range::{SUBNET_ANYCAST, is_anycast},

@@ -5,7 +5,7 @@
 //! | [`api`], [`objects`] | custom resources with their schemas; kinds of objects, their validation, their problems |
 //! | [`name`], `vip`, `protocol`, [`port`], [`prefix`], [`range`], [`selector`] | values that cannot be invalid |
 //! | [`dialects`], [`tag`], [`request`], [`policy`], [`probe`] | annotations: what a Service asks for |
-//! | [`service`], [`pool`], [`pools`], [`advertisement`], [`endpoints`], [`node`], [`pod_ranges`], [`reach`] | parts of the model |
+//! | [`pool`], [`pools`], [`address_names`], [`service`], [`advertisement`], [`endpoints`], [`node`], [`pod_ranges`], [`reach`] | parts of the model |
 //! | `ingest`, `missing_keys`, `incremental` | objects become the [`Model`], whole, or after changes of EndpointSlices alone |
 //! | [`health`] | results of health probes of all nodes |
 //! | [`hashing`], [`desired`], [`serving`] | the desired state of the data plane, for each claim of a port |
@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
 
+pub mod address_names;
 pub mod advertisement;
 pub mod api;
 pub mod desired;

@@ -10,10 +10,11 @@ use std::{
 use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
 
 use crate::{
-    Family, Protocol, ServiceName, dialects,
+    Family, Protocol, ServiceName,
+    address_names::AddressNames,
+    dialects,
     name::is_label,
     policy::{IdleTimeouts, Policy},
-    pools::AddressNames,
     port::Port,
     probe::{Probe, Probes},
     published_status::PublishedStatus,

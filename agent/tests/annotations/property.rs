@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use vipmux_model::{
+    address_names::AddressNames,
     dialects::{self, Meaning},
-    pools::AddressNames,
     reason::{Reason, Refusal},
     service::Service,
     tag::ServiceTags,

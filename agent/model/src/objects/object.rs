@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{
     Objects, decode_error,
     field::FieldPath,
-    unread,
+    unread::{self, group},
     validate::{self, Flaw},
 };
 use crate::{
@@ -166,11 +166,6 @@ impl Class {
             None => Self::Foreign,
         }
     }
-}
-
-/// Returns the group of an `apiVersion`; that of Kubernetes' core is empty.
-pub(super) fn group(api_version: &str) -> &str {
-    api_version.rsplit_once('/').map_or("", |(group, _)| group)
 }
 
 /// Whether `api_version` is of a group that may have a different kind with this name, as

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::object::group;
 use crate::ServiceName;
 
 const NO_BGP: &str = "there is no BGP in vipmux";
@@ -54,6 +53,11 @@ pub struct UnreadObjects {
 pub(super) fn remedy(api_version: &str, kind: &str) -> Option<(&'static str, &'static str)> {
     let is = |(of, name, _): &&(&str, &str, &str)| *of == group(api_version) && *name == kind;
     KINDS.iter().find(is).map(|(_, kind, remedy)| (*kind, *remedy))
+}
+
+/// Returns the group of an `apiVersion`; that of Kubernetes' core is empty.
+pub(super) fn group(api_version: &str) -> &str {
+    api_version.rsplit_once('/').map_or("", |(group, _)| group)
 }
 
 impl UnreadObjects {

@@ -7,9 +7,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     Family,
+    address_names::AddressNames,
     api::{OnConflict, PoolSharing},
     fixture::{service_name, vip},
     pool::PoolKind,
+    reason::Reason,
+    request::Request,
     selector::Labels,
 };
 use vipmux_testing::object;
@@ -167,7 +170,8 @@ fn two_names_of_addresses_that_differ_in_case_are_one() {
     let names = AddressNames::of(&pools, &mut notes);
     let messages: Vec<&str> = notes.iter().map(|note| note.message.as_str()).collect();
     assert_eq!(messages, ["spec.addressNames.web: the pool also gives that name to 192.0.2.1; left out"]);
-    assert!(names.unknown("x").message.contains("(known: Web)"));
+    let unknown = Request { address_names: ["x".to_owned()].into(), ..Request::default() };
+    assert!(names.resolve(unknown).unwrap_err().message.contains("(known: Web)"));
 }
 
 #[test]

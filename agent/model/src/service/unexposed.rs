@@ -47,7 +47,7 @@ pub(super) fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fixture::web, pools::AddressNames, service::Service, tag::ServiceTags};
+    use crate::{address_names::AddressNames, fixture::web, service::Service, tag::ServiceTags};
 
     #[test]
     fn a_port_without_a_rule_is_not_exposed() {
