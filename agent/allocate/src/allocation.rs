@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::previous::{PreviousAssignment, PreviousAssignments, RequestSnapshot};
+use crate::{
+    previous::{PreviousAssignment, PreviousAssignments},
+    request_snapshot::RequestSnapshot,
+};
 use vipmux_model::{
     PortClaim, ServiceName, Vip,
     port::Port,

@@ -13,7 +13,8 @@ use self::{group_agreement::WaitingGroups, pools::PoolRules};
 use crate::{
     allocation_state::AllocationState,
     occupancy::{Clash, Occupant, Occupants},
-    previous::{PreviousAssignment, PreviousAssignments, RequestSnapshot, judged_request},
+    previous::{PreviousAssignment, PreviousAssignments, judged_request},
+    request_snapshot::RequestSnapshot,
 };
 use vipmux_model::{
     Model, PortClaim, ServiceName, Vip,

@@ -12,7 +12,7 @@
 //!
 //! | modules | contents |
 //! | --- | --- |
-//! | `previous`, `request_record` | the addresses that Services hold before the allocation, and for which requests |
+//! | `request_snapshot`, `request_record`, `previous` | the addresses that Services hold before the allocation, and for which requests |
 //! | `occupancy`, `pool_usage` | the Services on each address, and the use of each pool |
 //! | `allocation_state` | what each Service got so far |
 //! | `allocation_run` | one run: Services keep addresses, and the others get some |
@@ -37,6 +37,7 @@ mod pool_usage;
 mod postponed_edits;
 pub mod previous;
 mod request_record;
+pub mod request_snapshot;
 pub mod status;
 
 pub use self::{

@@ -17,7 +17,7 @@ pub(super) use self::{
     group_members::GroupMembers,
     occupants::{Clash, Occupants},
 };
-use crate::previous::RequestSnapshot;
+use crate::request_snapshot::RequestSnapshot;
 use vipmux_model::{
     Family, ServiceName, Vip,
     request::{Sharer, SharingKey},

@@ -20,7 +20,7 @@ use std::{
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest as _, Sha256};
 
-use crate::previous::{GroupSettings, RequestSnapshot};
+use crate::request_snapshot::{GroupSettings, RequestSnapshot};
 use vipmux_model::{
     Vip,
     request::{ByAddress, Scope, Sharing, SharingKey},

@@ -48,7 +48,10 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use crate::atomic_file::{self, parent_directory};
-use vipmux_allocate::previous::{GroupSettings, PreviousAssignment, PreviousAssignments, RequestSnapshot};
+use vipmux_allocate::{
+    previous::{PreviousAssignment, PreviousAssignments},
+    request_snapshot::{GroupSettings, RequestSnapshot},
+};
 use vipmux_model::{
     ServiceName, Vip,
     name::is_label,

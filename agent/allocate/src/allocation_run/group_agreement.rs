@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     occupancy::{GroupMembers, Occupancy, Occupant},
-    previous::{GroupSettings, RequestSnapshot},
+    request_snapshot::{GroupSettings, RequestSnapshot},
 };
 use vipmux_model::{
     ServiceName,

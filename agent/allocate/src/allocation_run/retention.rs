@@ -4,7 +4,10 @@
 use std::collections::BTreeSet;
 
 use super::{AllocationRun, group_agreement::differing_holder};
-use crate::previous::{PreviousAssignment, PreviousAssignments, RequestSnapshot};
+use crate::{
+    previous::{PreviousAssignment, PreviousAssignments},
+    request_snapshot::RequestSnapshot,
+};
 use vipmux_model::{
     Vip,
     pool::Pool,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::Occupant;
-use crate::previous::GroupSettings;
+use crate::request_snapshot::GroupSettings;
 use vipmux_model::request::{Scope, Sharer};
 
 /// The Services with one sharing key. Most lookups reach few namespaces, or find that all settings

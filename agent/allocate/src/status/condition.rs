@@ -5,7 +5,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
-use crate::{previous::RequestSnapshot, request_record::encode};
+use crate::{request_record::encode, request_snapshot::RequestSnapshot};
 
 /// The maximum number of bytes of a message. The API server allows 32,768, but readers want fewer.
 const MESSAGE_MAX: usize = 4096;

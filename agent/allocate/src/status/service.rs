@@ -9,10 +9,7 @@ use super::{
     ConditionStatus, DesiredCondition, ForeignStatus, StatusInputs, announced,
     ingress::{entries, ingress, shows},
 };
-use crate::{
-    allocation::Assignment,
-    previous::{PreviousAssignment, RequestSnapshot},
-};
+use crate::{allocation::Assignment, previous::PreviousAssignment, request_snapshot::RequestSnapshot};
 use vipmux_model::{
     Model, ServiceName, Vip,
     api::{ALLOCATED, ANNOUNCED, FOREIGN_STATUS, REQUEST},
