@@ -15,6 +15,7 @@ mod discovery;
 mod kind_watch;
 mod outage;
 mod prune;
+mod retry_delay;
 mod table;
 
 use std::{sync::Arc, time::Duration};

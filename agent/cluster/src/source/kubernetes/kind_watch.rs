@@ -20,7 +20,6 @@ use kube::{
 use serde_json::Value;
 use tokio::{select, sync::mpsc, time::sleep};
 
-pub(super) use self::backoff::delay;
 use self::{
     backoff::{absent_retry, with_backoff},
     duplicate_names::DuplicateNames,

@@ -19,7 +19,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::kind_watch::delay;
+use super::retry_delay::delay;
 use crate::access::with_jitter;
 
 /// The prober tries this often, up to twice as long.

@@ -10,12 +10,8 @@ use kube::{Client, client::Body};
 use tokio::time::sleep;
 use tower::service_fn;
 
-use crate::access::with_jitter;
+use super::super::retry_delay::delay;
 
-/// The shortest delay between attempts and the longest. It doubles with each failure. Up to as much
-/// again is added at random, so that a thousand agents do not retry together.
-const MIN_DELAY: Duration = Duration::from_millis(200);
-const MAX_DELAY: Duration = Duration::from_secs(8);
 /// A watch that lived for this long is followed by the next one at once. If a proxy cuts off
 /// watches more often, waiting longer would only delay updates more.
 const HEALTHY_WATCH: Duration = Duration::from_secs(2);
@@ -29,11 +25,6 @@ const LATE_RETRY: Duration = Duration::from_mins(5);
 /// Returns how long to wait after this many checks whether the API server has a missing kind by now.
 pub(super) const fn absent_retry(checks: u32) -> Duration {
     if checks < SOON { ABSENT_RETRY } else { LATE_RETRY }
-}
-
-/// Returns how long to wait after this many failures.
-pub(in super::super) fn delay(failures: u32) -> Duration {
-    with_jitter((MIN_DELAY * 2_u32.saturating_pow(failures.min(16))).min(MAX_DELAY))
 }
 
 /// Returns a client that delays a watch if the one before did not last long, and that reports of each
@@ -94,7 +85,7 @@ impl WatchBackoff {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::super::retry_delay::MIN_DELAY, *};
 
     #[test]
     fn watches_that_end_at_once_come_less_and_less_often() {
@@ -121,21 +112,6 @@ mod tests {
         assert_eq!(backoff.wait(now), Duration::ZERO);
         now += backoff.wait(now);
         assert!(backoff.wait(now) < MIN_DELAY * 4, "and begins from the start");
-    }
-
-    #[test]
-    fn a_delay_is_bounded_and_is_never_short() {
-        for failures in [0, 1, 5, 6, 100, u32::MAX] {
-            let delay = delay(failures);
-            assert!(delay >= MIN_DELAY && delay <= MAX_DELAY * 2, "{failures}: {delay:?}");
-        }
-    }
-
-    #[test]
-    fn the_page_has_the_delays_of_the_code() {
-        let (least, most) = (MIN_DELAY.as_secs_f32(), MAX_DELAY.as_secs());
-        let words = format!("retries after {least} s, {} s, and so on up to {most} s", least * 2.0);
-        vipmux_testing::pages::assert_says(vipmux_testing::pages::CLUSTER, &words);
     }
 
     #[test]
