@@ -54,7 +54,10 @@ pub struct CheckOptions {
 /// Collects all observations. Fails only if the interfaces cannot be listed.
 pub async fn observe(options: &CheckOptions) -> Result<Observations, LinkError> {
     let links = Links::read().await?;
-    let (source, read) = source::observe(options, &links).await;
+    let (source, read) = match &options.manifests {
+        Some(path) => source::manifests(options, &links, path),
+        None => cluster::observe(options, &links).await,
+    };
     let chosen = interfaces::chosen(options, &links, read.addresses.as_deref());
     let veths = interfaces::veths(&links, &chosen);
     let details = interfaces::InterfaceDetails::read(&options.pin_path, &veths).await?;

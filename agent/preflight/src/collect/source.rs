@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{CheckOptions, cluster, kernel::error_chain};
+use super::{CheckOptions, kernel::error_chain};
 use crate::{
     dry_run::ManifestAllocation,
     findings::cluster::{NodeObservation, ObjectSourceObservation},
@@ -23,14 +23,7 @@ pub(super) struct Read {
     pub(super) daemon_sets: Option<BTreeSet<String>>,
 }
 
-pub(super) async fn observe(options: &CheckOptions, links: &Links) -> (ObjectSourceObservation, Read) {
-    match &options.manifests {
-        Some(path) => manifests(options, links, path),
-        None => cluster::observe(options, links).await,
-    }
-}
-
-fn manifests(options: &CheckOptions, links: &Links, path: &Path) -> (ObjectSourceObservation, Read) {
+pub(super) fn manifests(options: &CheckOptions, links: &Links, path: &Path) -> (ObjectSourceObservation, Read) {
     let planned = match ManifestAllocation::read(
         &[PathBuf::from(path)],
         &vipmux_allocate::previous::PreviousAssignments::new(),

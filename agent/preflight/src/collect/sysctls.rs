@@ -2,7 +2,7 @@
 //! opens them.
 
 use super::kernel::number;
-use crate::findings::settings::{InterfaceSysctlObservation, NodeSysctlObservation};
+use crate::findings::{interface::InterfaceSysctlObservation, settings::NodeSysctlObservation};
 use vipmux_datapath::link;
 
 pub(super) fn observe() -> NodeSysctlObservation {

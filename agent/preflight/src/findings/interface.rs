@@ -67,6 +67,29 @@ pub struct Unusable {
     pub why: String,
 }
 
+/// Sysctls of one interface; `None`: the address family is off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceSysctlObservation {
+    /// `rp_filter`, the greater value of the interface and `all`: 0, 1 or 2.
+    pub rp_filter: Option<u8>,
+    /// `net.ipv4.conf.IF.forwarding`.
+    pub forwarding: Option<bool>,
+    /// `net.ipv4.conf.IF.ignore_routes_with_linkdown`.
+    pub ignores_linkdown: Option<bool>,
+    /// `arp_ignore`, the greater value of the interface and `all`.
+    pub arp_ignore: Option<u8>,
+    /// `net.ipv6.conf.IF.disable_ipv6`.
+    pub ipv6_disabled: Option<bool>,
+    /// `net.ipv6.conf.IF.forwarding`.
+    pub ipv6_forwarding: Option<bool>,
+    /// `net.ipv6.conf.IF.accept_ra`: 0, 1 or 2.
+    pub accept_ra: Option<u8>,
+    /// It has a global IPv6 address.
+    pub has_ipv6: bool,
+    /// It has routes from router advertisements.
+    pub has_advertised_routes: bool,
+}
+
 /// A layer-2 segment where the agent would announce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentObservation {
@@ -85,7 +108,7 @@ pub struct SegmentObservation {
     /// Its subnets in which the node has other cards, too, and this one announces.
     pub shared: Vec<SharedSubnetObservation>,
     /// Settings of the network stack for it.
-    pub stack: super::settings::InterfaceSysctlObservation,
+    pub stack: InterfaceSysctlObservation,
 }
 
 /// A subnet with several cards of the node.

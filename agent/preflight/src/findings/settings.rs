@@ -1,6 +1,9 @@
 //! Checks sysctls of the network stack.
 
-use super::{Finding, interface::SegmentObservation};
+use super::{
+    Finding,
+    interface::{InterfaceSysctlObservation, SegmentObservation},
+};
 
 /// Sysctls of the whole node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,29 +12,6 @@ pub struct NodeSysctlObservation {
     pub tcp_loose: Option<bool>,
     /// `net.netfilter.nf_conntrack_tcp_be_liberal`.
     pub tcp_be_liberal: Option<bool>,
-}
-
-/// Sysctls of one interface; `None`: the address family is off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InterfaceSysctlObservation {
-    /// `rp_filter`, the greater value of the interface and `all`: 0, 1 or 2.
-    pub rp_filter: Option<u8>,
-    /// `net.ipv4.conf.IF.forwarding`.
-    pub forwarding: Option<bool>,
-    /// `net.ipv4.conf.IF.ignore_routes_with_linkdown`.
-    pub ignores_linkdown: Option<bool>,
-    /// `arp_ignore`, the greater value of the interface and `all`.
-    pub arp_ignore: Option<u8>,
-    /// `net.ipv6.conf.IF.disable_ipv6`.
-    pub ipv6_disabled: Option<bool>,
-    /// `net.ipv6.conf.IF.forwarding`.
-    pub ipv6_forwarding: Option<bool>,
-    /// `net.ipv6.conf.IF.accept_ra`: 0, 1 or 2.
-    pub accept_ra: Option<u8>,
-    /// It has a global IPv6 address.
-    pub has_ipv6: bool,
-    /// It has routes from router advertisements.
-    pub has_advertised_routes: bool,
 }
 
 /// True if the Node has an IPv6 InternalIP; `None`: no Node is known.

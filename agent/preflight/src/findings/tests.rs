@@ -16,12 +16,13 @@ use super::{
     firewall::Firewall,
     gossip::{GossipKeyObservation, GossipObservation, Holder},
     interface::{
-        AttachedProgram, InterfaceObservation, SegmentObservation, SharedSubnetObservation, TagHandling, Unusable,
+        AttachedProgram, InterfaceObservation, InterfaceSysctlObservation, SegmentObservation, SharedSubnetObservation,
+        TagHandling, Unusable,
     },
     kernel::{Bpffs, KernelObservation, Memlock, PinPathObservation},
     others::{Others, ProcessObservation},
     routes::{ReplyPath, RouteInterface, Routes},
-    settings::{InterfaceSysctlObservation, NodeSysctlObservation},
+    settings::NodeSysctlObservation,
 };
 use vipmux_datapath::{
     bpf::{
