@@ -26,7 +26,8 @@ use crate::{
     serving::{
         desired::{PeerAddresses, PeerMacs},
         interfaces::AttachedInterfaces,
-        kernel::{Kernel, KernelError},
+        kernel::Kernel,
+        kernel_error::KernelError,
         pipeline::ServingState,
     },
 };

@@ -16,12 +16,14 @@ mod metrics_server;
 pub mod probe;
 mod problems;
 mod published;
+mod runtime_options;
 mod serving;
 mod startup;
 mod telemetry;
 
 pub use self::{
     error::AgentError,
-    serving::{kernel::KernelError, object_source::ObjectSource},
-    startup::{RuntimeOptions, run},
+    runtime_options::RuntimeOptions,
+    serving::{kernel_error::KernelError, object_source::ObjectSource},
+    startup::run,
 };

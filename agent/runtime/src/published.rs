@@ -9,7 +9,10 @@ use vipmux_common::abi::{self, Address, MEMBER_DRAINING, MEMBER_READY, Standing}
 
 use crate::{
     election::elector::Elector,
-    serving::kernel::{Kernel, KernelError, nanoseconds},
+    serving::{
+        kernel::{Kernel, nanoseconds},
+        kernel_error::KernelError,
+    },
 };
 use vipmux_datapath::bpf::maps::MapsError;
 use vipmux_election::{

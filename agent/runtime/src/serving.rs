@@ -5,10 +5,12 @@ pub(crate) mod attach_task;
 pub(crate) mod desired;
 pub(crate) mod interfaces;
 pub(crate) mod kernel;
+pub(crate) mod kernel_error;
 pub(crate) mod link_kernel;
 pub(crate) mod object_source;
 pub(crate) mod pipeline;
 pub(crate) mod program_places;
+pub(crate) mod repair;
 pub(crate) mod repair_budget;
 pub(crate) mod self_check;
 
@@ -32,7 +34,8 @@ use crate::{
         attach_task::{AttachTask, Attached, Extent},
         desired::{DesiredInputs, PeerAddresses, PeerMacs, solicited_groups, unreachable_warning},
         interfaces::{AttachedInterfaces, SegmentChanges},
-        kernel::{Kernel, KernelError, Synced},
+        kernel::{Kernel, Synced},
+        kernel_error::KernelError,
         link_kernel::LinkKernel,
         pipeline::ServingState,
         program_places::AttachedClassifier,

@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     net::IpAddr,
-    num::NonZeroU32,
     os::unix::fs::MetadataExt as _,
     path::PathBuf,
     sync::Arc,
@@ -35,12 +34,14 @@ use crate::{
         hashing_agreement::HashingAgreement, liveness::Liveness,
     },
     published::Published,
+    runtime_options::RuntimeOptions,
     serving::{
         Serving,
         interfaces::{self, AttachedInterfaces},
-        kernel::{Kernel, KernelError, boottime},
+        kernel::{Kernel, boottime},
+        kernel_error::KernelError,
         link_kernel::LinkKernel,
-        object_source::{self, Listed, ObjectSource, OpenSource},
+        object_source::{self, Listed, OpenSource},
         pipeline::Pipeline,
         self_check::SelfCheck,
     },
@@ -52,16 +53,10 @@ use vipmux_cluster::{
     store::{self, ConfiguredStore, StoreReport},
 };
 use vipmux_datapath::{
-    bpf::{
-        apply::Unclaimed,
-        attach::{HandoverMac, TcAttachMode, XdpAttachMode},
-        maps::flow_capacity,
-        pins::Pins,
-    },
+    bpf::{maps::flow_capacity, pins::Pins},
     capabilities,
     link::{self, Ethtool, LinkError, Links, Monitor},
 };
-use vipmux_election as election;
 use vipmux_election::{
     Election,
     membership::{Item, sealing::SealingKeys},
@@ -69,75 +64,17 @@ use vipmux_election::{
 use vipmux_gossip::{self, StartError};
 use vipmux_model as model;
 use vipmux_model::{
-    NodeName, Vip,
-    desired::Unreachable,
-    prefix::Prefix,
+    Vip,
     range::{SUBNET_ANYCAST, subnet_anycast},
-    tag::ServiceTags,
 };
 use vipmux_supervisor::Supervisor;
 use vipmux_supervisor::signals::StopSignals;
-use vipmux_telemetry::http::Listen;
 
 /// Most explain requests that wait at the same time.
 const MOST_REQUESTS: usize = 16;
 /// Bytes of the machine's memory for each record of the flow table. A record takes 68 bytes with its share
 /// of the reserve, so the table takes about a hundredth of the memory at most.
 const MEMORY_PER_FLOW: u64 = 6_400;
-
-/// The options of the agent.
-#[derive(Clone, Debug)]
-pub struct RuntimeOptions {
-    /// The source of the objects.
-    pub origin: ObjectSource,
-    /// This node.
-    pub node: NodeName,
-    /// Interfaces to announce on; empty: those whose subnet holds the Node's InternalIP.
-    pub interfaces: Vec<String>,
-    /// The directory of `assignments.yaml`.
-    pub state_dir: PathBuf,
-    /// The root of the pins.
-    pub pin_path: PathBuf,
-    /// The mode of the XDP programs.
-    pub mode: XdpAttachMode,
-    /// The source MAC of handed-over frames.
-    pub handover_mac: HandoverMac,
-    /// The way to attach the egress program.
-    pub tc: TcAttachMode,
-    /// The treatment of packets to unclaimed ports.
-    pub unclaimed: Unclaimed,
-    /// The treatment of Service ports whose endpoints cannot be reached.
-    pub unreachable: Unreachable,
-    /// Entries of each flow table; 0: reuse the pinned size, else derive it from the memory.
-    pub flows: u32,
-    /// The interval at which the kernel's state is checked and repaired; zero: never.
-    pub self_check: Duration,
-    /// The interval at which each VIP is announced after the burst; zero: never.
-    pub announce_every: Duration,
-    /// The most frames per second on one interface when VIPs are taken.
-    pub announce_rate: NonZeroU32,
-    /// Source ranges by the names that Services use.
-    pub service_tags: ServiceTags,
-    /// Ranges of pod addresses beside those of the Nodes.
-    pub pod_ranges: Vec<Prefix>,
-    /// How many addresses Services may get, without a cluster.
-    pub limits: model::AddressLimits,
-    /// Services with this `loadBalancerClass` are ours.
-    pub load_balancer_class: String,
-    /// Services without one are ours too.
-    pub unset_class_is_ours: bool,
-    /// The UDP port of the gossip.
-    pub gossip_port: u16,
-    /// The file of the gossip keys; `None`: a generated one in the state directory, which a cluster
-    /// does not allow.
-    pub gossip_key: Option<PathBuf>,
-    /// The settings of the election.
-    pub election: election::ElectionSettings,
-    /// The socket for queries.
-    pub socket: PathBuf,
-    /// The address for metrics and probes.
-    pub http: Listen,
-}
 
 /// Runs the agent until SIGTERM or SIGINT, when it drains this node. Programs, maps and links stay
 /// pinned: traffic goes on, and VIPs that no other node took are answered for until the fence

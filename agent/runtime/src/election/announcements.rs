@@ -20,7 +20,8 @@ use crate::{
     serving::{
         Serving,
         interfaces::{AttachedInterfaces, SegmentChanges},
-        kernel::{KernelError, boottime},
+        kernel::boottime,
+        kernel_error::KernelError,
     },
 };
 use vipmux_datapath::{

@@ -27,7 +27,10 @@ use crate::{
         peer_versions::{self, VersionCounts},
         warnings::log_changes,
     },
-    serving::kernel::{HeardAnnouncement, Kernel, KernelError, boottime},
+    serving::{
+        kernel::{HeardAnnouncement, Kernel, boottime},
+        kernel_error::KernelError,
+    },
 };
 use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped, Watched};
 use vipmux_election::{

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use tokio::{sync::watch, time::sleep};
 
-use crate::{AgentError, startup::RuntimeOptions};
+use crate::{AgentError, runtime_options::RuntimeOptions};
 use vipmux_cluster::gossip_secret::GossipSecret;
 use vipmux_election::membership::sealing::SealingKeys;
 use vipmux_gossip::{self, KeyFileError};

@@ -11,7 +11,7 @@ use tokio::sync::watch::{self, error::RecvError};
 use super::elector::Elector;
 use crate::{
     probe::{self, ProbeClient, TlsError},
-    serving::kernel::{KernelError, boottime},
+    serving::{kernel::boottime, kernel_error::KernelError},
 };
 use vipmux_election::membership::{Item, ItemKey, ProbedPort};
 use vipmux_model::{

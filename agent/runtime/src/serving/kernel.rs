@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use nix::errno::Errno;
 use vipmux_common::{
     abi::{self, Address, Config, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED},
     service_index::IndexedService,
@@ -21,41 +20,20 @@ use self::{
     map_writer::MapWriter,
     speaker_counts::{NewAnnouncements, SpeakerCounts},
 };
-use super::link_kernel::LinkKernel;
+use super::{kernel_error::KernelError, link_kernel::LinkKernel};
 use vipmux_datapath::{
     announce::speaker::VipSpeaker,
     bpf::{
         apply::{Unclaimed, new_config},
         jiffies, load,
         maps::{Maps, MapsError},
-        pins::{PinError, Pins},
-        programs::LoadError,
+        pins::Pins,
     },
 };
 use vipmux_election::HEARTBEAT;
 use vipmux_model::{PortClaim, Vip, desired::Desired};
 use vipmux_plan as plan;
-use vipmux_plan::{EntryDifference, Observed, PlanError, Step};
-
-/// The kernel could not be brought to the desired state.
-#[derive(Debug, thiserror::Error)]
-pub enum KernelError {
-    /// Programs could not be loaded.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// A map could not be read or written.
-    #[error(transparent)]
-    Maps(#[from] MapsError),
-    /// No plan exists.
-    #[error("no plan leads to the desired state")]
-    Plan(#[from] PlanError),
-    /// A pin could not be read or restored.
-    #[error(transparent)]
-    Pinned(#[from] PinError),
-    /// The clock could not be read.
-    #[error("cannot read the clock")]
-    Clock(#[source] Errno),
-}
+use vipmux_plan::{EntryDifference, Observed, Step};
 
 /// Returns the time since boot, sleep included. The fence deadline is in this clock.
 pub(crate) fn boottime() -> Result<Duration, KernelError> {

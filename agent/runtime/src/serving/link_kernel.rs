@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vipmux_common::abi::{self, INTERFACE_TAGS};
 
-use super::kernel::KernelError;
+use super::kernel_error::KernelError;
 use vipmux_datapath::bpf::{
     maps::{Maps, MapsError},
     pinned::PinnedObjects,

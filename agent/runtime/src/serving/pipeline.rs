@@ -29,10 +29,7 @@ use tokio::{
 };
 
 pub(crate) use self::{allocation_source::AllocationSource, explain_request::ExplainRequest};
-use self::{
-    node_objects::NodeObjects,
-    stages::{Memory, Stages},
-};
+use self::{allocation_source::Memory, node_objects::NodeObjects, stages::Stages};
 use crate::{election::peer_health::HealthProbes, metrics::ServiceCounts, problems::warnings::log_changes};
 use vipmux_cluster::{assignments::FileVersion, clock::boottime};
 use vipmux_election::placement::Candidates;

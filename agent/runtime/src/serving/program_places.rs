@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, io, time::Instant};
 
-use super::{repair_budget::RepairBudget, self_check::Repair};
+use super::{repair::Repair, repair_budget::RepairBudget};
 use crate::control::ReportedDifference;
 use vipmux_datapath::{
     bpf::{direction::Direction, pinned::PinnedObjects, place::Chain, tcx},

@@ -19,9 +19,11 @@ use vipmux_common::{
 
 use super::{
     Serving,
-    kernel::{KernelError, entries},
+    kernel::entries,
+    kernel_error::KernelError,
     link_kernel::LinkKernel,
     program_places::{AttachedClassifier, Moves, Places, place_differences},
+    repair::Repair,
 };
 use crate::{
     AgentError,
@@ -30,7 +32,6 @@ use crate::{
 };
 use vipmux_datapath::{
     bpf::{
-        direction::Direction,
         maps::{Maps, MapsError},
         pinned::{PinnedLinkInfo, PinnedObjects},
         pins::{LinkKind, PinError, Pins},
@@ -133,21 +134,6 @@ fn strips_tags(interfaces: &BTreeSet<u32>) -> Result<BTreeSet<u32>, EthtoolError
     let strips = |name: &str| Ok::<_, EthtoolError>(ethtool.strips_tags(name)? && ethtool.can_change_tags(name)?);
     let is_on = |ifindex: &u32| strips(&interface_name(*ifindex)).unwrap_or_default();
     Ok(interfaces.iter().copied().filter(is_on).collect())
-}
-
-/// The repair of a difference.
-pub(crate) enum Repair {
-    Map(plan::EntryDifference),
-    Interface(u32, Interface),
-    VipIndex(u32),
-    ServiceIndex(u32),
-    BackendIndices,
-    MapPin(String, u32),
-    ProgramPin,
-    Link(u32),
-    Place(Direction, u32),
-    Tags(u32),
-    Snat,
 }
 
 /// The self-check: when it is due, and the reading under way.

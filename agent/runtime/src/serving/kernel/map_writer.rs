@@ -7,7 +7,8 @@ use vipmux_common::{
     service_index::IndexedService,
 };
 
-use super::{KernelError, boottime};
+use super::boottime;
+use crate::serving::kernel_error::KernelError;
 use vipmux_datapath::bpf::{
     jiffies,
     maps::{Maps, MapsError},

@@ -8,7 +8,6 @@ use std::{
 
 use imbl::ordmap::DiffItem;
 
-use super::stages::Memory;
 use vipmux_allocate::{
     Allocation, Allocator, StatusAuthor, allocation_from_statuses,
     previous::{PreviousAssignments, with_statuses},
@@ -20,6 +19,16 @@ use vipmux_model::{
     reason::{Reason, Refusal},
     service::Service,
 };
+
+/// The state that outlives a failure of the pipeline.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memory {
+    /// The holders of addresses, in case the state file cannot be used: no address moves for that.
+    pub(super) holders: Arc<PreviousAssignments>,
+    /// The last snapshot. Services that were in it and are gone hold nothing any more, even if some
+    /// documents cannot be read.
+    pub(super) objects: Arc<Objects>,
+}
 
 /// The source of the allocation.
 #[derive(Clone, Debug)]

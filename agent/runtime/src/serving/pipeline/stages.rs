@@ -11,11 +11,11 @@ use imbl::OrdMap;
 
 use super::{
     ServingState, Timing,
-    allocation_source::{AllocationSource, CurrentAllocation},
+    allocation_source::{AllocationSource, CurrentAllocation, Memory},
     probe_targets::ProbedBackends,
 };
 use crate::metrics::ServiceCounts;
-use vipmux_allocate::{Allocation, PostponedEdits, previous::PreviousAssignments};
+use vipmux_allocate::{Allocation, PostponedEdits};
 use vipmux_cluster::assignments::FileVersion;
 use vipmux_election::placement::{self, candidates_of};
 use vipmux_inspect::explain::PipelineResults;
@@ -27,16 +27,6 @@ use vipmux_model::{
     reason::{Reason, Refusal},
     serving::{desired_service, desired_services},
 };
-
-/// The state that outlives a failure of the pipeline.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Memory {
-    /// The holders of addresses, in case the state file cannot be used: no address moves for that.
-    pub(super) holders: Arc<PreviousAssignments>,
-    /// The last snapshot. Services that were in it and are gone hold nothing any more, even if some
-    /// documents cannot be read.
-    pub(super) objects: Arc<Objects>,
-}
 
 /// The pipeline, with the state of the last snapshot.
 pub(super) struct Stages {

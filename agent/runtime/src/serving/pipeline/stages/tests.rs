@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, time::SystemTime};
 
 use super::{super::allocation_source::File, *};
-use vipmux_allocate::StatusAuthor;
+use vipmux_allocate::{StatusAuthor, previous::PreviousAssignments};
 use vipmux_cluster::assignments;
 use vipmux_model::{endpoints::SERVICE_LABEL, objects::Problem};
 use vipmux_testing::{
