@@ -7,14 +7,17 @@
 use vipmux_common::abi::{Interface, Scratch};
 
 use crate::{
-    flow, fragment,
+    extensions::LATER,
+    fragment,
     frame::Frame,
     icmp::Embedded,
-    known::{self, Known, Source},
+    known::{self, Known},
     maps::config,
-    packet::{LATER, Packet},
+    packet::Packet,
     position,
     scratch::tell,
+    service::Source,
+    time,
     verdict::{Outcome, Verdict},
     vip,
 };
@@ -50,7 +53,7 @@ fn is_of_local_flow<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u3
         if !known.is_local() {
             return None;
         }
-        known.found(&segment, source, flow::now()).ok()??.target
+        known.found(&segment, source, time::now()).ok()??.target
     };
     Some(target.local.is_some())
 }

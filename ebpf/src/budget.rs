@@ -8,15 +8,15 @@ use vipmux_common::{
 };
 
 use crate::{
-    flow,
     maps::{BUDGETS, config},
+    time,
 };
 
 /// Takes one from the budget of the address's group, or from that for all, if there is one left.
 #[inline(always)]
 pub(crate) fn take(kind: Kind, address: &Address) -> bool {
     let config = config();
-    let (rate, now) = (u64::from(kind.per_second(config)), flow::now());
+    let (rate, now) = (u64::from(kind.per_second(config)), time::now());
     let hz = u64::from(config.hz);
     spend(kind.of_group(&config.flow_secret, address), rate * hz / u64::from(GROUPS), hz, now)
         || spend(kind.of_all(), rate * hz, hz, now)
@@ -29,7 +29,7 @@ fn spend(index: u32, second: u64, hz: u64, now: u64) -> bool {
     let Some(budget) = BUDGETS.get_ptr_mut(index) else { return false };
     // SAFETY: a map value.
     let Budget { filled, left } = unsafe { ptr::read_volatile(budget) };
-    let since = flow::age(filled, now).min(hz);
+    let since = time::age(filled, now).min(hz);
     let per_jiffy = second.checked_div(hz).unwrap_or_default();
     let left = (left + since * per_jiffy).min((second / 16).max(hz));
     if left < hz {

@@ -11,23 +11,12 @@ use vipmux_common::{
 };
 
 use crate::{
-    flow::{self, Target},
-    known::Found,
+    destination::Found,
+    flow::Target,
     maps::{AFFINITY, BACKENDS, SOURCE_RANGES},
-    vip,
+    time,
+    vip::{self, halves, whole},
 };
-
-/// The two halves of an address, which fit into an argument.
-#[inline(always)]
-pub(crate) fn halves(address: &Address) -> (u64, u64) {
-    let pair = |first: u32, second: u32| u64::from(first) | u64::from(second) << 32;
-    (pair(address.w0, address.w1), pair(address.w2, address.w3))
-}
-
-#[inline(always)]
-pub(crate) fn whole(high: u64, low: u64) -> Address {
-    Address { w0: high as u32, w1: (high >> 32) as u32, w2: low as u32, w3: (low >> 32) as u32 }
-}
 
 /// Returns whether a client's address is in one of the set's prefixes.
 #[inline(always)]
@@ -93,9 +82,9 @@ extern "C" fn client_remembered(high: u64, low: u64, service: u64, timeout: u32)
     // tells.
     let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
     let Some(backend) = BACKENDS.get(value.backend) else { return NONE };
-    let now = flow::now();
+    let now = time::now();
     let is_right = tag == hash::affinity(&key) && backend.generation == value.backend_generation;
-    if !is_right || backend.flags & BACKEND_READY == 0 || flow::age(value.seen, now) > u64::from(timeout) {
+    if !is_right || backend.flags & BACKEND_READY == 0 || time::age(value.seen, now) > u64::from(timeout) {
         return NONE;
     }
     // SAFETY: as above; a time does no harm to another client's record.
@@ -112,7 +101,7 @@ extern "C" fn client_remember(high: u64, low: u64, service: u64, backend: u64) -
         backend: backend as u32,
         backend_generation: (backend >> 32) as u32,
         reserved: 0,
-        seen: flow::now(),
+        seen: time::now(),
     };
     u32::from(AFFINITY.insert(&key, value, 0).is_ok())
 }

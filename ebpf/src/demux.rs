@@ -19,17 +19,21 @@ use vipmux_common::{
 };
 
 use crate::{
-    abandoned, client, count, flow, forward, fragment,
+    abandoned, client, count,
+    destination::{Found, Kept},
+    extensions::LATER,
+    forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
-    known::{self, Found, Kept, Known, Source},
+    known::{self, Known},
     maps::{SCRATCH, config},
     nat, neighbor,
-    packet::{LATER, Packet, Transport},
+    packet::{Packet, Transport},
     peer, position, record, reject,
     scratch::{look_for_record, tell, try_another_backend},
     segment::Segment,
-    service,
+    service::{self, Source},
+    time,
     verdict::{Outcome, Verdict},
     vip,
 };
@@ -40,7 +44,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
     let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let handed_over = flags.is_handed_over();
-    let (config, now) = (config(), flow::now());
+    let (config, now) = (config(), time::now());
     if neighbor::is_abandoned(config, now) && !handed_over && !peer::has_handed_over_elsewhere(frame, interface) {
         return tell(Scratch { known: KNOWN_ABANDONED, ..Scratch::default() }, Verdict::ODD);
     }
@@ -127,7 +131,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let source = Source { frame, interface, vip: flags };
     let recorded = match known() {
         KNOWN_NEW | KNOWN_OPENING => None,
-        _ => known::find(config(), &key, place, &segment, &source, flow::now())?,
+        _ => known::find(config(), &key, place, &segment, &source, time::now())?,
     };
     let (mut found, is_new, to_remember) = match recorded {
         Some(found) => {
@@ -151,7 +155,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 if is_opening() {
                     return look_for_record();
                 }
-                fragment::record_kernel(&packet, &transport, flow::now())?;
+                fragment::record_kernel(&packet, &transport, time::now())?;
                 return Ok(Verdict::KERNEL);
             }
             let (target, to_remember) = match service::pick(&key, &service, &packet.destination, &source, attempts()) {
@@ -165,7 +169,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         }
     };
     if matches!(found.kept, Kept::Partly | Kept::Renewed | Kept::Reserve) {
-        found.kept = record::record(&key, place, &found, &segment, flow::now());
+        found.kept = record::record(&key, place, &found, &segment, time::now());
     }
     match found.kept {
         Kept::Known => return look_for_record(),
@@ -182,7 +186,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         count::stat(Stat::NewFlows, frame.length);
     }
     count::service(found.slot, frame.length, is_recorded);
-    fragment::record(&packet, &transport, &found, flow::now())?;
+    fragment::record(&packet, &transport, &found, time::now())?;
     send::<V6, false>(config(), frame, interface, &packet, &transport, &segment, &found)
 }
 

@@ -15,13 +15,14 @@ use aya_ebpf::{
 use vipmux_common::abi::{Address, INTERFACE_GENERIC, Interface, SERVICE_DIRECT};
 
 use crate::{
+    extensions::LATER,
     fragment,
     frame::ETHERNET_LENGTH,
     icmp::Embedded,
     known, linear,
     maps::{VIPS, copy},
     neighbor,
-    packet::{LATER, Packet},
+    packet::Packet,
     vip,
     wire::{pin, read},
 };

@@ -12,7 +12,6 @@ use vipmux_common::abi::DropReason;
 
 use crate::{
     frame::{self, Frame},
-    packet::{FIRST, LATER},
     wire::{pin, read},
 };
 
@@ -29,6 +28,10 @@ const REACH: usize = 0x1fff;
 /// The option with the length of a packet of more than 64 KiB, and its own length (RFC 2675, 2). The kernel joins
 /// segments to such packets, where it is the first option (BIG TCP; `struct hop_jumbo_hdr` of include/net/ipv6.h).
 const JUMBO: u16 = 0xc204_u16.to_be();
+/// The first fragment of a datagram, with the ports.
+pub(crate) const FIRST: u32 = 1;
+/// A later fragment of a datagram.
+pub(crate) const LATER: u32 = 2;
 /// Instead of [`FIRST`] or [`LATER`]: not understood, or cut off.
 const MALFORMED: u64 = 4;
 

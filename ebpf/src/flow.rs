@@ -1,11 +1,10 @@
-//! Records of flows, backends, and the times of both.
+//! Records of flows, and backends.
 //!
 //! [`crate::known`] finds the records of clients' packets, [`crate::position`] says where they are, and
 //! [`crate::record`] writes them.
 
 use core::ptr;
 
-use aya_ebpf::helpers::bpf_jiffies64;
 use vipmux_common::{
     abi::{
         BACKEND_GONE, BACKEND_LOCAL, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN,
@@ -19,16 +18,9 @@ use crate::{
     maps::{BACKEND_NODES, BACKENDS, NODES, SERVICE_STATES, config},
     packet::UDP,
     segment::{FIN, RST},
+    time::age_low,
     vip,
 };
-
-/// The current time in jiffies. It is far cheaper than any clock helper, and precise enough for
-/// timeouts.
-#[inline(always)]
-pub(crate) fn now() -> u64 {
-    // SAFETY: a helper without arguments.
-    unsafe { bpf_jiffies64() }
-}
 
 /// A backend for a packet.
 pub(crate) struct Target {
@@ -95,20 +87,6 @@ pub(crate) fn newest_generation() -> u32 {
     // SAFETY: a map value.
     let next = unsafe { ptr::read_volatile(&raw const config().next_generation) };
     next.wrapping_sub(1)
-}
-
-/// Returns the jiffies since `seen`; 0 if another CPU wrote it after this one had read the clock.
-#[inline(always)]
-pub(crate) fn age(seen: u64, now: u64) -> u64 {
-    now.saturating_sub(seen)
-}
-
-/// The same with the clock's low half. A time almost a whole wrap ago is in the future.
-#[inline(always)]
-pub(crate) fn age_low(seen: u32, now: u32) -> u32 {
-    const AHEAD: u32 = 1 << 16;
-    let age = now.wrapping_sub(seen);
-    if age > u32::MAX - AHEAD { 0 } else { age }
 }
 
 /// Returns whether a flow with this many jiffies since its last packet has ended. `idle`: the

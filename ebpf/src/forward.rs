@@ -1,12 +1,5 @@
 //! Hand-over to the backend's node, on layer 2.
 
-use aya_ebpf::{
-    bindings::{
-        xdp_action::{XDP_ABORTED, XDP_REDIRECT},
-        xdp_md,
-    },
-    helpers::bpf_redirect,
-};
 use vipmux_common::abi::{
     Config, DropReason, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_UNDELIVERABLE, Mac,
     Node, Scratch, Stat,
@@ -102,15 +95,4 @@ fn source(config: &Config, interface: &Interface, node: &Node) -> Mac {
         return handover;
     }
     INTERFACES.get(node.ifindex).map_or(interface.mac, |outlet| outlet.mac)
-}
-
-/// Redirects to another interface than the ingress one, or leaves a merged frame to the tc program.
-#[inline(always)]
-pub(crate) fn redirect(context: *mut xdp_md, ifindex: u32) -> u32 {
-    if ifindex & merged::OUTLET != 0 {
-        return merged::mark(context, ifindex & !merged::OUTLET);
-    }
-    // SAFETY: a helper with plain arguments; its result is XDP_REDIRECT or XDP_ABORTED.
-    let action = unsafe { bpf_redirect(ifindex, 0) };
-    if action == i64::from(XDP_REDIRECT) { XDP_REDIRECT } else { XDP_ABORTED }
 }

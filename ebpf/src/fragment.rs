@@ -10,18 +10,19 @@ use vipmux_common::{
 
 use crate::{
     budget,
-    flow::{self, Target},
-    known::Found,
+    destination::Found,
+    extensions::FIRST,
+    flow::Target,
     maps::{BACKENDS, EGRESS_FRAGMENTS, FRAGMENTS, Workspace, config},
-    packet::{FIRST, Packet, Transport},
-    vip,
+    packet::{Packet, Transport},
+    time, vip,
 };
 
 /// Returns whether a first fragment seen at `seen` is recent enough for later ones.
 #[inline(always)]
 fn is_alive(seen: u64) -> bool {
     let life = config().fragment_life;
-    flow::age(seen, flow::now()) <= u64::from(life)
+    time::age(seen, time::now()) <= u64::from(life)
 }
 
 /// Records a packet's destination, if it is a datagram's first fragment.
@@ -98,7 +99,7 @@ pub(crate) fn target(value: &FragmentValue, vip: vip::Flags) -> Option<Target> {
 /// Records the new source of a reply's first fragment. Returns whether it succeeded.
 #[inline(always)]
 pub(crate) fn record_egress(key: &FragmentKey, vip: Address) -> bool {
-    let value = EgressFragmentValue { tag: hash::fragment(key), reserved: 0, vip, seen: flow::now() };
+    let value = EgressFragmentValue { tag: hash::fragment(key), reserved: 0, vip, seen: time::now() };
     budget::take(Kind::ReplyFragment, &key.destination) && EGRESS_FRAGMENTS.insert(key, value, 0).is_ok()
 }
 

@@ -12,10 +12,10 @@ use vipmux_common::{
 
 use crate::{
     count,
-    extensions::{Walk, is_extension},
+    extensions::{LATER, Walk, is_extension},
     frame::Frame,
     nat,
-    packet::{FRAGMENT_OFFSET, LATER, Packet, SCTP, TCP, Transport, UDP, address, write_address},
+    packet::{FRAGMENT_OFFSET, Packet, SCTP, TCP, Transport, UDP, address, write_address},
     reply::ReplyKey,
     verdict::Verdict,
     wire::{pin, read, write},

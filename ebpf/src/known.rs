@@ -6,61 +6,22 @@ use vipmux_common::{
     abi::{
         BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, Config, DropReason,
         FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN, FlowKey, FlowRecord,
-        INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+        INTERFACE_OWN_MAC, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
     flow_table::{Place, RESERVE_EPOCH},
 };
 
 use crate::{
+    destination::{Found, Kept},
     flow::{Flow, Target, after_client, after_syn, is_closed, is_idle, is_late, is_over, refresh},
-    frame::Frame,
     maps::{BACKENDS, SERVICE_STATES, config},
     packet::UDP,
     position::{self, search},
     segment::{ACK, FIN, RST, SYN, Segment},
-    service, vip,
+    service::{self, Source},
+    vip,
     wire::after_load,
 };
-
-/// What the table has of a packet's flow.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// A record.
-    Record,
-    /// A record that does not translate the backend's replies, or not those to this SYN.
-    Partly,
-    /// A record of an established connection, to which the client, or somebody in its name, has sent
-    /// another SYN.
-    Renewed,
-    /// A record in the reserve, which is to move to one of the flow's sets.
-    Reserve,
-    /// A record, although the packet was taken for a flow's first one. It is unchanged.
-    Known,
-    /// No record: there is no room.
-    NoRoom,
-    /// No record: the replies would be those of another live flow.
-    Collision,
-}
-
-/// The destination of a packet, with its Service's state.
-pub(crate) struct Found {
-    pub(crate) target: Target,
-    pub(crate) slot: u32,
-    /// [`ServiceState::generation`].
-    pub(crate) slot_generation: u32,
-    /// [`ServiceState::flags`].
-    pub(crate) flags: u32,
-    /// [`ServiceState::ranges`].
-    pub(crate) ranges: u32,
-    pub(crate) kept: Kept,
-}
-
-/// Where a frame comes from, and the VIP that it is for.
-pub(crate) struct Source<'a> {
-    pub(crate) frame: &'a Frame,
-    pub(crate) interface: &'a Interface,
-    pub(crate) vip: vip::Flags,
-}
 
 impl Source<'_> {
     /// Returns whether the frame may go to the backend of a live record. `Ok(false)`: no, and the

@@ -10,9 +10,9 @@
 //! | modules | contents |
 //! | --- | --- |
 //! | [`frame`], [`packet`], [`extensions`], [`segment`], [`linear`], [`wire`] | bounds-checked views: Ethernet, IP, extension headers, TCP, UDP, SCTP |
-//! | [`maps`], [`scratch`], [`vip`], [`lock`], [`count`], [`budget`] | maps and their values, locks, counters, rate limits |
+//! | [`maps`], [`scratch`], [`vip`], [`time`], [`lock`], [`count`], [`budget`] | maps and their values, locks, counters, rate limits |
 //! | [`neighbor`], [`arp`], [`ndp`], [`peer`] | who answers for an address, and how; which frames are of other nodes |
-//! | [`position`], [`flow`], [`known`], [`record`], [`survey`] | the flow table: find a record, read, judge and write it, make room |
+//! | [`position`], [`flow`], [`destination`], [`known`], [`record`], [`survey`] | the flow table: find a record, read, judge and write it, make room |
 //! | [`service`], [`client`], [`fragment`] | Services and their tables, source ranges and affinity, fragments |
 //! | [`demux`], [`verdict`] | the path of a packet to its verdict |
 //! | [`nat`], [`forward`], [`partial`], [`merged`] | to a backend here or on another node; partial checksums; merged frames |
@@ -31,6 +31,7 @@ mod budget;
 mod client;
 mod count;
 mod demux;
+mod destination;
 mod direct;
 mod extensions;
 mod flow;
@@ -59,6 +60,7 @@ mod scratch;
 mod segment;
 mod service;
 mod survey;
+mod time;
 mod verdict;
 mod vip;
 mod wire;

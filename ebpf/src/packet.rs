@@ -9,7 +9,7 @@ use vipmux_common::{
 };
 
 use crate::{
-    extensions::{self, NoExtensions, Walk},
+    extensions::{self, FIRST, LATER, NoExtensions, Walk},
     wire::{pin, read, write},
 };
 
@@ -45,11 +45,6 @@ pub(crate) struct Transport {
     /// The identification that all fragments share, wire.
     pub(crate) id: u32,
 }
-
-/// The first fragment of a datagram, with the ports.
-pub(crate) const FIRST: u32 = 1;
-/// A later fragment of a datagram.
-pub(crate) const LATER: u32 = 2;
 
 /// Loads an IPv6 address `OFFSET` bytes after `address`.
 ///

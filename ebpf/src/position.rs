@@ -8,8 +8,8 @@ use vipmux_common::{
 };
 
 use crate::{
-    flow::{age_low, now},
     maps::{FLOWS, config},
+    time::{age_low, now},
     wire::after_load,
 };
 

@@ -15,8 +15,8 @@ use vipmux_common::{
 
 use crate::{
     count,
+    destination::{Found, Kept},
     flow::{Flow, after_client},
-    known::{Found, Kept},
     lock::{self, Lock, release_both, take_both},
     maps::{Workspace, config},
     position::{self, Position, Words},

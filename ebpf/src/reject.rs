@@ -13,13 +13,14 @@ use vipmux_common::{
 };
 
 use crate::{
-    budget, count, flow, fragment,
+    budget, count, fragment,
     frame::Frame,
     maps::config,
     merged::is_merged,
     packet::{Packet, TCP, Transport, write_address},
     peer,
     segment::{ACK, FIN, RST, SYN, Segment},
+    time,
     verdict::{Outcome, Verdict},
     wire::{read, write},
 };
@@ -105,7 +106,7 @@ fn tell_sender<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -
 fn pass<const V6: bool>(frame: &Frame) -> Outcome {
     let packet = Packet::<V6>::parse(frame.network, frame.end).ok_or(DropReason::Malformed)?;
     let transport = packet.transport(frame, Some(frame.available()))?;
-    fragment::record_kernel(&packet, &transport, flow::now())?;
+    fragment::record_kernel(&packet, &transport, time::now())?;
     Ok(Verdict::PASS)
 }
 

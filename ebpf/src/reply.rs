@@ -9,13 +9,13 @@ use vipmux_common::{
 };
 
 use crate::{
-    client::{halves, whole as whole_address},
     flow::{self, Flow, after_backend, is_closed, is_idle, refresh},
     maps::{BACKENDS, LOCAL_PORTS, config},
     nat,
     packet::TCP,
     position::{self, Position},
     segment::{ACK, SYN},
+    vip::{halves, whole as whole_address},
 };
 
 /// What tells a backend's reply: its source and destination.

@@ -16,11 +16,14 @@ use vipmux_common::{
 };
 
 use crate::{
-    count, flow, fragment,
+    count,
+    extensions::{FIRST, LATER},
+    fragment,
     icmp::{self, Embedded},
     linear,
-    packet::{FIRST, LATER, Packet, SCTP, TCP},
+    packet::{Packet, SCTP, TCP},
     reply::{self, Origin, Reply, ReplyKey},
+    time,
     wire::pin,
 };
 
@@ -51,7 +54,7 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
         client_port: segment.destination_port,
         protocol: segment.protocol,
     };
-    let reply = match reply::reply(&key, segment.flags, segment.acknowledged, flow::now()) {
+    let reply = match reply::reply(&key, segment.flags, segment.acknowledged, time::now()) {
         Reply::Foreign => return Ok(()),
         Reply::Direct => {
             count::stat(Stat::DirectReplies, u64::from(context.len()));
@@ -137,7 +140,7 @@ fn error<const V6: bool>(
     embedded: &Embedded<V6>,
 ) -> Result<(), DropReason> {
     let key = embedded.reply();
-    let Some(origin) = reply::look(&key, flow::now()) else { return Ok(()) };
+    let Some(origin) = reply::look(&key, time::now()) else { return Ok(()) };
     let is_backends = *source == key.backend;
     rewrite_error::<V6>(context, (icmp, ports), embedded.checksum, &key, &origin)
         .map_err(|_| DropReason::ReplyFailed)?;

@@ -3,7 +3,10 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Address, DropReason, FlowKey, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue},
+    abi::{
+        Address, DropReason, FlowKey, Interface, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState,
+        ServiceValue,
+    },
     hash,
     service_index::IndexedService,
     table,
@@ -12,11 +15,18 @@ use vipmux_common::{
 use crate::{
     client,
     flow::{Target, newest_generation},
-    known::Source,
+    frame::Frame,
     maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES, Workspace, copy},
     vip,
     wire::opaque,
 };
+
+/// Where a frame comes from, and the VIP that it is for.
+pub(crate) struct Source<'a> {
+    pub(crate) frame: &'a Frame,
+    pub(crate) interface: &'a Interface,
+    pub(crate) vip: vip::Flags,
+}
 
 /// Returns a copy of the Service port's revision, by its VIP. The element itself may
 /// be replaced at any time.

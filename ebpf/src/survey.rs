@@ -11,11 +11,12 @@ use vipmux_common::{
 };
 
 use crate::{
-    flow::{self, Flow, age_low, is_closed},
+    flow::{self, Flow, is_closed},
     maps::{BACKENDS, SERVICE_STATES, Workspace, config},
     nat,
     packet::UDP,
     position::{self, Position},
+    time::age_low,
 };
 
 /// Records of lower ranks are given to another flow before those of higher ones. Of one rank, the

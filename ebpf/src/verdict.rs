@@ -1,12 +1,15 @@
 //! The verdict on a frame.
 
-use aya_ebpf::bindings::{
-    xdp_action::{XDP_DROP, XDP_PASS, XDP_TX},
-    xdp_md,
+use aya_ebpf::{
+    bindings::{
+        xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
+        xdp_md,
+    },
+    helpers::bpf_redirect,
 };
 use vipmux_common::abi::{DropReason, Stat};
 
-use crate::{count, forward};
+use crate::{count, merged};
 
 /// An action on a frame.
 #[derive(Clone, Copy)]
@@ -85,7 +88,7 @@ impl Verdict {
         let argument = (self.0 >> 32) as u32;
         if self.0 & Self::FORWARD != 0 {
             let outlet = argument & !(1 << 31);
-            return if outlet == ifindex { XDP_TX } else { forward::redirect(context, outlet) };
+            return if outlet == ifindex { XDP_TX } else { redirect(context, outlet) };
         }
         match self.action() {
             Action::Pass => {
@@ -120,4 +123,15 @@ impl Verdict {
             _ => Action::Drop,
         }
     }
+}
+
+/// Redirects to another interface than the ingress one, or leaves a merged frame to the tc program.
+#[inline(always)]
+fn redirect(context: *mut xdp_md, ifindex: u32) -> u32 {
+    if ifindex & merged::OUTLET != 0 {
+        return merged::mark(context, ifindex & !merged::OUTLET);
+    }
+    // SAFETY: a helper with plain arguments; its result is XDP_REDIRECT or XDP_ABORTED.
+    let action = unsafe { bpf_redirect(ifindex, 0) };
+    if action == i64::from(XDP_REDIRECT) { XDP_REDIRECT } else { XDP_ABORTED }
 }

@@ -8,13 +8,24 @@ use vipmux_common::{
 };
 
 use crate::{
-    client,
     frame::Frame,
     maps::{NODES, VIP_INDEX, VIPS},
     packet::Packet,
     peer,
     wire::opaque,
 };
+
+/// The two halves of an address, which fit into an argument.
+#[inline(always)]
+pub(crate) fn halves(address: &Address) -> (u64, u64) {
+    let pair = |first: u32, second: u32| u64::from(first) | u64::from(second) << 32;
+    (pair(address.w0, address.w1), pair(address.w2, address.w3))
+}
+
+#[inline(always)]
+pub(crate) fn whole(high: u64, low: u64) -> Address {
+    Address { w0: high as u32, w1: (high >> 32) as u32, w2: low as u32, w3: (low >> 32) as u32 }
+}
 
 /// Not in a map: another node has handed the packet over.
 const HANDED_OVER: u32 = 1 << 30;
@@ -113,7 +124,7 @@ enum Indexed {
 #[inline(always)]
 fn indexed(address: &Address) -> Indexed {
     let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return Indexed::Nowhere };
-    let (high, _) = client::halves(address);
+    let (high, _) = halves(address);
     let known = &raw const slot.address;
     // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
     // alone without the flag, so that what is not here yet is looked up. What differs most is compared
