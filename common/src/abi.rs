@@ -63,8 +63,8 @@ pub mod capacity {
     /// Nodes' MAC addresses.
     pub const PEERS: u32 = 16_384;
     /// Sets of the flow table, and of its reserve. The agent sizes it by RAM, up to 1 M records.
-    pub const FLOW_SETS: u32 = SETS + crate::flow_table::reserve_sets(SETS);
-    const SETS: u32 = 16_384 / crate::flow_table::WAYS;
+    pub const FLOW_SETS: u32 = SETS + super::reserve_sets(SETS);
+    const SETS: u32 = 16_384 / super::WAYS;
     /// Kinds of refused frames: triples of an interface, a verdict and an error.
     pub const REFUSALS: u32 = 256;
     /// Bits of the index of local backends: a power of two.

@@ -12,18 +12,14 @@
 //! have nothing but live records, and the flow goes to a backend here, its first packet's record waits
 //! there, and its second packet moves it to one of its sets. A set remembers that, too.
 
-use crate::abi::{Address, FlowRecord, FlowSecret};
+use crate::abi::{Address, FlowRecord, FlowSecret, RESERVE_SHARE, WAYS};
 
-/// Records of a set.
-pub const WAYS: u32 = 4;
 /// The record whose [`FlowRecord::of_set`] is the set's lock.
 pub const LOCK_WAY: u32 = 0;
 /// The record whose [`FlowRecord::of_set`] is the time of the set's last overflow.
 pub const OVERFLOW_WAY: u32 = 1;
 /// The record whose [`FlowRecord::of_set`] is the time of the set's last use of the reserve.
 pub const RESERVE_WAY: u32 = 2;
-/// Sets that share one set of the reserve.
-pub const RESERVE_SHARE: u32 = 16;
 /// [`FlowRecord::epoch`] of records in the reserve. No node has this epoch.
 pub const RESERVE_EPOCH: u32 = u32::MAX;
 /// The longest idle timeout that a Service may have, seconds. A set's overflow that is as long ago
@@ -105,11 +101,6 @@ pub const fn has_ample_room(first: u32) -> bool {
 #[inline(always)]
 pub const fn is_first_set(first: u32, second: u32) -> bool {
     has_ample_room(first) || first <= second
-}
-
-/// Returns the number of sets in the reserve of a table with this many others.
-pub const fn reserve_sets(sets: u32) -> u32 {
-    sets.div_ceil(RESERVE_SHARE)
 }
 
 /// Returns the set of the reserve for flows that have this set as their first one.

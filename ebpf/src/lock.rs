@@ -2,7 +2,7 @@
 
 use core::ptr;
 
-use vipmux_common::{abi::FlowSet, flow_table::WAYS};
+use vipmux_common::abi::{FlowSet, WAYS};
 
 use crate::{maps::FLOWS, position::Position, wire::add_atomically};
 

@@ -3,8 +3,8 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Config, FlowKey, FlowRecord},
-    flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, RESERVE_WAY, WAYS},
+    abi::{Config, FlowKey, FlowRecord, WAYS},
+    flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, RESERVE_WAY},
 };
 
 use crate::{

@@ -6,8 +6,8 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN},
-    flow_table::{self, Place, WAYS},
+    abi::{Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN, WAYS},
+    flow_table::{self, Place},
 };
 
 use crate::{

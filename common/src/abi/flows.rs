@@ -3,10 +3,19 @@
 use core::mem::{align_of, offset_of, size_of};
 
 use super::{Address, Backend};
-use crate::flow_table::WAYS;
 
 /// IANA's protocol number of UDP, whose flows have no end.
 pub const UDP: u8 = 17;
+
+/// Records of a set.
+pub const WAYS: u32 = 4;
+/// Sets that share one set of the reserve.
+pub const RESERVE_SHARE: u32 = 16;
+
+/// Returns the number of sets in the reserve of a table with this many others.
+pub const fn reserve_sets(sets: u32) -> u32 {
+    sets.div_ceil(RESERVE_SHARE)
+}
 
 /// What tells a flow from all others of a node. Not the key of a map.
 #[repr(C)]

@@ -14,10 +14,10 @@ use vipmux_common::{
     abi::{
         Address, AffinityKey, AffinityValue, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey, FlowRecord,
         FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ServiceKey,
-        ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipValue, capacity, node_element,
+        ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipValue, WAYS, capacity, node_element,
     },
     budget,
-    flow_table::{LOCK_WAY, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, WAYS, overflow, reserve_set},
+    flow_table::{LOCK_WAY, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, overflow, reserve_set},
     service_index::IndexedService,
     table,
 };

@@ -15,8 +15,8 @@ use nix::{
     unistd::Pid,
 };
 use vipmux_common::{
-    abi::{FlowKey, FlowRecord},
-    flow_table::{RESERVE_EPOCH, WAYS},
+    abi::{FlowKey, FlowRecord, WAYS},
+    flow_table::RESERVE_EPOCH,
     hash,
 };
 use vipmux_datapath::bpf::{OBJECT, object::with_results, xdp::Buffers};

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use vipmux_common::{
     abi::{
         Address, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
-        FlowKey, FlowRecord, SERVICE_DIRECT, Stat,
+        FlowKey, FlowRecord, SERVICE_DIRECT, Stat, WAYS,
     },
-    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, RESERVE_EPOCH, WAYS},
+    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, RESERVE_EPOCH},
 };
 use vipmux_datapath::bpf::flow_table::sets;
 use vipmux_tests::{

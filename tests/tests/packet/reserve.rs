@@ -1,8 +1,10 @@
 //! Tests the reserve of the flow table, for flows whose sets are full of live ones.
 
 use vipmux_common::{
-    abi::{FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FlowRecord, Stat},
-    flow_table::{OVERFLOW_WAY, RESERVE_EPOCH, RESERVE_WAY, WAYS},
+    abi::{
+        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FlowRecord, Stat, WAYS,
+    },
+    flow_table::{OVERFLOW_WAY, RESERVE_EPOCH, RESERVE_WAY},
 };
 use vipmux_tests::{
     frames::{ACK, Ethernet, FIN, Ipv4, PSH, RST, SYN, Tcp},

@@ -2,10 +2,7 @@
 
 use std::net::IpAddr;
 
-use vipmux_common::{
-    abi::{FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FlowKey, FlowRecord, Stat},
-    flow_table::WAYS,
-};
+use vipmux_common::abi::{FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FlowKey, FlowRecord, Stat, WAYS};
 use vipmux_tests::{
     frames::{ACK, Ethernet, Ipv4, PSH, RST, SYN, Tcp, Udp},
     program::{Hook, NOW_LOW, Program},

@@ -14,11 +14,9 @@ use aya::maps::{Array, IterableMap as _, MapData};
 use vipmux_common::{
     abi::{
         FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_REPLIES, FLOW_RESET, FLOW_UNPROVEN,
-        FlowKey, FlowRecord, FlowSecret, FlowSet, UDP,
+        FlowKey, FlowRecord, FlowSecret, FlowSet, UDP, WAYS, reserve_sets,
     },
-    flow_table::{
-        self, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, WAYS, is_first_set, reserve_set, reserve_sets,
-    },
+    flow_table::{self, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, is_first_set, reserve_set},
 };
 
 use super::maps::mapped_array::{Access, MappedArray};

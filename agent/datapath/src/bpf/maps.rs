@@ -29,9 +29,8 @@ use vipmux_common::{
         ABI_VERSION, Activity, Address, AffinityKey, AffinityValue, BACKEND_GONE, Backend, Budget, Config, Count,
         DropReason, EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member,
         Node, NodeLabel, Range, RefusalKey, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
-        Speaker, SpeakerKey, Stat, VipSlot, VipValue,
+        Speaker, SpeakerKey, Stat, VipSlot, VipValue, WAYS,
     },
-    flow_table::WAYS,
     service_index::IndexedService,
     table,
 };
