@@ -37,14 +37,9 @@ use std::{
     ops,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-};
 use serde::{Deserialize, Serialize};
 
 use crate::atomic_file::{self, parent_directory};
@@ -66,8 +61,6 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 64 << 20;
 /// How long others may hold the lock. Allocating for 10,000 Services takes under a second.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time between two attempts to lock.
-const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// An error of `assignments.yaml`.
 #[derive(Debug, thiserror::Error)]
@@ -304,26 +297,15 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Waits for the lock. The lock is on a file of its own, since the assignments' file is another one
-/// after each write.
-fn lock(path: &Path) -> Result<Flock<File>, AssignmentsError> {
+/// Waits for the lock, which is kept until the file is dropped. It is a file of its own, since the assignments' file is
+/// another one after each write.
+fn lock(path: &Path) -> Result<File, AssignmentsError> {
     let lock_path = beside(path, ".lock");
     let failed = |source| AssignmentsError::Lock { path: lock_path.clone(), source };
     fs::create_dir_all(parent_directory(path)).map_err(failed)?;
-    let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(failed)?;
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
-                let why = "another agent has it all the time: is one stopped?";
-                return Err(failed(io::Error::new(io::ErrorKind::TimedOut, why)));
-            }
-            Err((again, Errno::EWOULDBLOCK | Errno::EINTR)) => file = again,
-            Err((_, error)) => return Err(failed(error.into())),
-        }
-        sleep(LOCK_RETRY);
-    }
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(failed)?;
+    atomic_file::lock(&file, LOCK_TIMEOUT).map_err(failed)?;
+    Ok(file)
 }
 
 /// Writes the file. The new one is complete on disk before it takes the old one's place.

@@ -1,13 +1,19 @@
-//! Replaces files atomically: a reader sees the old file or the new one, also after a crash.
+//! Replaces files atomically: a reader sees the old file or the new one, also after a crash. Locks them for
+//! writers.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, File, Permissions, TryLockError},
     io::{self, Write},
     os::unix::fs::PermissionsExt,
     path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use tempfile::NamedTempFile;
+
+/// The time between two attempts to lock.
+const LOCK_RETRY: Duration = Duration::from_millis(2);
 
 /// Writes the new content of the file `path` beside it, as `.NAME.new`, and brings it to disk. The
 /// temporary file goes if it is dropped.
@@ -16,19 +22,35 @@ use tempfile::NamedTempFile;
 pub(crate) fn write_temporary(path: &Path, contents: &[u8]) -> io::Result<NamedTempFile> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
     let name = format!(".{}.new", name.display());
-    let directory = parent_directory(path);
-    match fs::remove_file(directory.join(&name)) {
+    match fs::remove_file(parent_directory(path).join(&name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = tempfile::Builder::new()
-        .prefix(&name)
-        .rand_bytes(0)
-        .permissions(Permissions::from_mode(0o644))
-        .tempfile_in(directory)?;
+    write(tempfile::Builder::new().prefix(&name).rand_bytes(0), path, contents)
+}
+
+/// Writes the content of a new file `path` beside it, and brings it to disk. The temporary file has a name of its own
+/// and goes if it is dropped, so there may be several writers.
+pub(crate) fn write_first(path: &Path, contents: &[u8]) -> io::Result<NamedTempFile> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+    write(tempfile::Builder::new().prefix(&format!(".{}.new-", name.display())), path, contents)
+}
+
+fn write(names: &mut tempfile::Builder<'_, '_>, path: &Path, contents: &[u8]) -> io::Result<NamedTempFile> {
+    let mut file = names.permissions(Permissions::from_mode(0o644)).tempfile_in(parent_directory(path))?;
     file.write_all(contents)?;
     file.as_file().sync_all()?;
     Ok(file)
+}
+
+/// Puts the temporary file to `path`, also on disk, if there is no file. Returns whether there was none.
+pub(crate) fn create(file: NamedTempFile, path: &Path) -> io::Result<bool> {
+    match file.persist_noclobber(path) {
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+        persisted => persisted?,
+    };
+    sync_directory(parent_directory(path))?;
+    Ok(true)
 }
 
 /// Replaces the file `path` by the temporary file, also on disk. After an error the new file may be
@@ -36,6 +58,23 @@ pub(crate) fn write_temporary(path: &Path, contents: &[u8]) -> io::Result<NamedT
 pub(crate) fn replace(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.persist(path)?;
     sync_directory(parent_directory(path))
+}
+
+/// Locks a file for its only writer. Fails with the kind `TimedOut` if another process has the lock for
+/// so long.
+pub(crate) fn lock(file: &File, patience: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => sleep(LOCK_RETRY),
+            Err(TryLockError::WouldBlock) => {
+                let why = "another agent has the lock all the time: is one stopped?";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+        }
+    }
 }
 
 /// Brings the directory's entries to disk.

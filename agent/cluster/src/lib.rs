@@ -8,6 +8,7 @@ pub mod assignments;
 pub mod atomic_file;
 pub mod clock;
 pub mod events;
+mod file_stamp;
 pub mod gossip_secret;
 pub mod rollback;
 pub mod source;

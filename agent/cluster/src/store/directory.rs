@@ -15,32 +15,29 @@
 //!   leaseTransitions: 1            # how often the leader changed
 //! ```
 //!
-//! Files are replaced atomically, under a lock for a few VIPs (see [`seqlock`]). Change them by
-//! hand only while no agent runs. A file that is no Lease is never overwritten. An agent that saw
-//! the folder does not create it again when it is gone: a missing disk must not make its content
-//! forgotten.
-
-mod seqlock;
+//! A writer locks the file, and replaces it atomically. So a reader needs no lock, and an agent that
+//! is stopped in the middle of a write blocks one VIP only. Change the files by hand only while no
+//! agent runs. A file that is no Lease is never overwritten. An agent that saw the folder does not
+//! create it again when it is gone: a missing disk must not make its content forgotten.
 
 use std::{
-    collections::BTreeSet,
-    fs::{self, File, Permissions},
-    io::{self, Read, Write},
-    os::unix::fs::PermissionsExt,
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
 use k8s_openapi::{api::coordination::v1::Lease as Object, jiff::Timestamp};
+use tempfile::NamedTempFile;
 use tokio::task::spawn_blocking;
 
-use self::seqlock::{MAX_NUMBER, RecordIndex, RecordLock, SequenceNumbers, VersionFile};
 use super::{
     Deleted, Lease, LeaseStore, NodeRecord, RecordContent, StoreError, StoreId, StoreOperation, StoreOutcome, Survey,
     Swapped, Version, lease_object, operations::OPERATION_TIMEOUT,
 };
-use crate::atomic_file;
+use crate::{atomic_file, file_stamp::FileStamp};
 use vipmux_model::{NodeName, Vip};
 
 /// How long another agent may hold a lock.
@@ -49,8 +46,12 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_BYTES: u64 = 16 << 10;
 /// Leases in the folder, at most. More are a mistake.
 const MAX_LEASES: usize = 1 << 16;
-/// How often the names are listed, at most, until nothing is written in between.
-const MAX_LISTINGS: usize = 3;
+/// How often the names are listed. On some file systems a file that is replaced during the listing
+/// can be missing in it.
+const LISTINGS: usize = 2;
+/// A stamp that was the same for so long is of no change that comes later. The clocks of file systems
+/// have ticks of up to a second.
+const STAMP_SETTLE: Duration = Duration::from_secs(2);
 
 /// A folder of Leases.
 #[derive(Clone, Debug)]
@@ -59,7 +60,6 @@ pub struct DirectoryStore(Arc<Folder>);
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
-    versions: VersionFile,
     /// Its id. The folder existed once.
     id: OnceLock<StoreId>,
     last_survey: Mutex<LastSurvey>,
@@ -68,9 +68,33 @@ struct Folder {
 /// The result of the last survey.
 #[derive(Debug, Default)]
 struct LastSurvey {
-    /// The numbers before the Leases were read.
-    numbers: SequenceNumbers,
+    /// The stamp of the folder; `None`: the survey failed.
+    folder: Option<StampAge>,
+    /// The stamps of the files.
+    files: BTreeMap<Vip, StampAge>,
     survey: Survey,
+}
+
+/// A stamp, and since when it has been the same.
+#[derive(Clone, Copy, Debug)]
+struct StampAge {
+    stamp: FileStamp,
+    since: Instant,
+    /// It had been the same for [`STAMP_SETTLE`] before it was read last.
+    settled: bool,
+}
+
+impl StampAge {
+    /// Returns the stamp that was just read, and was requested at `asked`. `before`: the stamp that was read before it.
+    fn new(stamp: FileStamp, before: Option<&Self>, asked: Instant) -> Self {
+        let since = before.filter(|before| before.stamp == stamp).map_or_else(Instant::now, |before| before.since);
+        Self { stamp, since, settled: asked >= since + STAMP_SETTLE }
+    }
+
+    /// Returns whether nothing has changed since the stamp `before` was read.
+    fn is_unchanged_since(&self, before: Option<&Self>) -> bool {
+        before.is_some_and(|before| before.settled && before.stamp == self.stamp)
+    }
 }
 
 impl DirectoryStore {
@@ -78,8 +102,7 @@ impl DirectoryStore {
     /// first use.
     pub fn new(state: &Path) -> Self {
         let path = state.join("leases");
-        let versions = VersionFile::of(&path);
-        Self(Arc::new(Folder { path, versions, id: OnceLock::new(), last_survey: Mutex::default() }))
+        Self(Arc::new(Folder { path, id: OnceLock::new(), last_survey: Mutex::default() }))
     }
 
     /// Returns the id of the folder, which it keeps in the file `.id`; `None`: no operation has succeeded yet.
@@ -106,7 +129,7 @@ impl Folder {
         self.path.join(lease_object::lease_name(vip) + ".yaml")
     }
 
-    /// Creates the folder with its id and its version file, unless this agent has seen them before.
+    /// Creates the folder with its id, unless this agent has seen both before.
     fn prepare(&self) -> Result<(), StoreError> {
         if self.id.get().is_some() {
             return Ok(());
@@ -116,7 +139,6 @@ impl Folder {
                 fs::create_dir_all(&self.path)?;
                 atomic_file::sync_directory(atomic_file::parent_directory(&self.path))?;
             }
-            self.versions.create()?;
             self.read_id()
         };
         let id = make().map_err(unavailable(format!("create {}", self.path.display())))?;
@@ -128,14 +150,8 @@ impl Folder {
     fn read_id(&self) -> io::Result<StoreId> {
         let path = self.path.join(".id");
         if !fs::exists(&path)? {
-            let permissions = Permissions::from_mode(0o644);
-            let mut file = tempfile::Builder::new().prefix(".id-").permissions(permissions).tempfile_in(&self.path)?;
-            writeln!(file, "{:016x}", getrandom::u64().map_err(io::Error::other)?)?;
-            file.as_file().sync_all()?;
-            match file.persist_noclobber(&path) {
-                Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => return Err(error.error),
-                _ => {}
-            }
+            let id = getrandom::u64().map_err(io::Error::other)?;
+            atomic_file::create(atomic_file::write_first(&path, format!("{id:016x}\n").as_bytes())?, &path)?;
         }
         let text = fs::read_to_string(&path)?;
         let id = u64::from_str_radix(text.trim_end(), 16);
@@ -162,23 +178,24 @@ impl Folder {
     }
 
     fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
-        self.read_file(&self.file(vip), |object| lease_object::from_object(vip, object), |lease| &lease.version)
+        let (path, convert) = (self.file(vip), |object| lease_object::from_object(vip, object));
+        Ok(self.open(&path, File::options().read(true), convert)?.map(|(_, lease)| lease))
     }
 
     fn read_record(&self, node: &NodeName) -> Result<Option<NodeRecord>, StoreError> {
-        let convert = |object| lease_object::record_from_object(node, object);
-        self.read_file(&self.record_file(node), convert, |record| &record.version)
+        let (path, convert) = (self.record_file(node), |object| lease_object::record_from_object(node, object));
+        Ok(self.open(&path, File::options().read(true), convert)?.map(|(_, record)| record))
     }
 
-    fn read_file<T>(
+    /// Opens and reads a file; `None`: there is none.
+    fn open<T>(
         &self,
         path: &Path,
+        options: &OpenOptions,
         convert: impl FnOnce(Object) -> Result<T, String>,
-        version: impl FnOnce(&T) -> &Version,
-    ) -> Result<Option<T>, StoreError> {
+    ) -> Result<Option<(File, T)>, StoreError> {
         let read = || unavailable(format!("read {}", path.display()));
-        let mut bytes = Vec::new();
-        let file = match File::open(path) {
+        let file = match options.open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 fs::metadata(&self.path).map_err(read())?;
@@ -186,9 +203,11 @@ impl Folder {
             }
             Err(error) => return Err(read()(error)),
         };
-        file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(read())?;
+        let mut bytes = Vec::new();
+        (&file).take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(read())?;
         let malformed = |message| StoreError::Malformed { lease: path.display().to_string(), message };
-        parse(bytes, convert, version).map(Some).map_err(malformed)
+        let content = parse(bytes, convert).map_err(malformed)?;
+        Ok(Some((file, content)))
     }
 
     fn swap_record(
@@ -198,18 +217,9 @@ impl Folder {
         content: &RecordContent,
         deadline: Instant,
     ) -> Result<Swapped, StoreError> {
-        let change = |number: u64| {
-            let version = Version::new(number.to_string());
-            let object = lease_object::record_to_object(node, Some(version.clone()), content, Timestamp::now());
-            write(&self.record_file(node), &object, deadline)?;
-            Ok(version)
-        };
-        let present = || Ok(self.read_record(node)?.map(|record| record.version));
-        Ok(self.change(node.into(), present, expected, change)?.map_or(Swapped::Conflict, Swapped::Done))
-    }
-
-    fn version(&self, vip: Vip) -> Result<Option<Version>, StoreError> {
-        Ok(self.read(vip)?.map(|lease| lease.version))
+        let convert = |object| lease_object::record_from_object(node, object).map(|record| record.version);
+        let object = |version| Ok(lease_object::record_to_object(node, Some(version), content, Timestamp::now()));
+        self.swap_file(&self.record_file(node), expected, convert, object, deadline)
     }
 
     fn swap(
@@ -220,72 +230,88 @@ impl Folder {
         epoch: u64,
         deadline: Instant,
     ) -> Result<Swapped, StoreError> {
-        let change = |number: u64| {
-            let version = Version::new(number.to_string());
-            let object = lease_object::to_object(vip, Some(version.clone()), holder, epoch, Timestamp::now())?;
-            write(&self.file(vip), &object, deadline)?;
-            Ok(version)
+        let object = |version| lease_object::to_object(vip, Some(version), holder, epoch, Timestamp::now());
+        self.swap_file(&self.file(vip), expected, version_of(vip), object, deadline)
+    }
+
+    /// Writes the object with the next version, if the file has the expected version. `convert` returns the version of
+    /// an object.
+    fn swap_file(
+        &self,
+        path: &Path,
+        expected: Option<&Version>,
+        convert: impl Fn(Object) -> Result<Version, String>,
+        object: impl FnOnce(Version) -> Result<Object, StoreError>,
+        deadline: Instant,
+    ) -> Result<Swapped, StoreError> {
+        let failed = || unavailable(format!("write {}", path.display()));
+        let version = Version::new(getrandom::u64().map_err(io::Error::other).map_err(failed())?.to_string());
+        let text = serde_saphyr::to_string(&object(version.clone())?).map_err(io::Error::other).map_err(failed())?;
+        let done = if let Some(expected) = expected {
+            let Some(_lock) = self.lock(path, expected, convert)? else { return Ok(Swapped::Conflict) };
+            let written = atomic_file::write_temporary(path, text.as_bytes()).and_then(|file| in_time(file, deadline));
+            written.and_then(|file| atomic_file::replace(file, path)).map(|()| true)
+        } else {
+            if self.open(path, File::options().read(true), convert)?.is_some() {
+                return Ok(Swapped::Conflict);
+            }
+            let written = atomic_file::write_first(path, text.as_bytes()).and_then(|file| in_time(file, deadline));
+            written.and_then(|file| atomic_file::create(file, path))
         };
-        let present = || self.version(vip);
-        Ok(self.change(vip.into(), present, expected, change)?.map_or(Swapped::Conflict, Swapped::Done))
+        Ok(if done.map_err(failed())? { Swapped::Done(version) } else { Swapped::Conflict })
     }
 
     fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
         let path = self.file(vip);
-        let remove = || fs::remove_file(&path).and_then(|()| atomic_file::sync_directory(&self.path));
-        let change = |_| remove().map_err(unavailable(format!("delete {}", path.display())));
-        Ok(match self.change(vip.into(), || self.version(vip), Some(version), change)? {
-            None if self.read(vip)?.is_some() => Deleted::Conflict,
-            _ => Deleted::Done,
-        })
+        let Some(_lock) = self.lock(&path, version, version_of(vip))? else {
+            return Ok(if self.read(vip)?.is_some() { Deleted::Conflict } else { Deleted::Done });
+        };
+        let removed = fs::remove_file(&path).and_then(|()| atomic_file::sync_directory(&self.path));
+        removed.map(|()| Deleted::Done).map_err(unavailable(format!("delete {}", path.display())))
     }
 
-    /// Calls `change` under the lock if the file has the expected version. `present` reads its version.
-    /// `change` gets the number of the next version.
-    fn change<T>(
+    /// Locks a file for its only writer, until the result is dropped; `None`: it has another version than expected.
+    fn lock(
         &self,
-        index: RecordIndex,
-        present: impl Fn() -> Result<Option<Version>, StoreError>,
-        expected: Option<&Version>,
-        change: impl FnOnce(u64) -> Result<T, StoreError>,
-    ) -> Result<Option<T>, StoreError> {
-        // A caller that is too late need not wait for the lock.
-        if present()?.as_ref() != expected {
-            return Ok(None);
-        }
-        let record = self.lock(index)?;
-        if present()?.as_ref() != expected {
-            return Ok(None);
-        }
-        // A version file that lost its newest numbers in a crash must not give them again.
-        let above = expected.and_then(number).unwrap_or_default();
-        let next = record.begin(above).map_err(unavailable(format!("write {}", self.versions.path().display())))?;
-        let changed = change(next);
-        // A number that stays odd costs readers time. The next writer makes it even.
-        let _ = record.end(next);
-        changed.map(Some)
-    }
-
-    fn lock(&self, index: RecordIndex) -> Result<RecordLock, StoreError> {
-        let locked = self.versions.lock(index, Instant::now() + LOCK_TIMEOUT);
-        locked.map_err(unavailable(format!("lock a record of {}", self.versions.path().display())))
+        path: &Path,
+        expected: &Version,
+        convert: impl FnOnce(Object) -> Result<Version, String>,
+    ) -> Result<Option<File>, StoreError> {
+        let opened = self.open(path, File::options().read(true).write(true), convert)?;
+        let Some((file, _)) = opened.filter(|(_, version)| version == expected) else { return Ok(None) };
+        let locked = atomic_file::lock(&file, LOCK_TIMEOUT).and_then(|()| is_at(&file, path));
+        // A lock on a file that was replaced in between keeps nobody out.
+        Ok(locked.map_err(unavailable(format!("lock {}", path.display())))?.then_some(file))
     }
 
     /// Reads the Leases that may have changed since the last survey.
     fn survey(&self) -> Result<Survey, StoreError> {
+        let listing = || unavailable(format!("list {}", self.path.display()));
         let mut last = self.last_survey.lock().unwrap_or_else(PoisonError::into_inner);
-        let numbers = self.numbers()?;
-        if numbers == last.numbers && numbers.all_even() && last.survey.faults.is_empty() {
+        let (before, asked) = (last.folder.take(), Instant::now());
+        // Network file systems ask for the present metadata when it is opened.
+        let metadata = File::open(&self.path).and_then(|folder| folder.metadata()).map_err(listing())?;
+        let folder = StampAge::new(FileStamp::from(&metadata), before.as_ref(), asked);
+        if folder.is_unchanged_since(before.as_ref()) && last.survey.faults.is_empty() {
+            last.folder = Some(folder);
             return Ok(last.survey.clone());
         }
-        let listed = self.listed(&numbers)?;
-        let LastSurvey { numbers: before, survey: Survey { leases: old, .. } } = &*last;
-        let unlisted = old.keys().filter(|vip| !listed.contains(vip));
-        let kept = |vip: &Vip| listed.contains(vip) && old.contains_key(vip) && numbers.unchanged_since(before, *vip);
-        let (mut leases, mut faults) = (old.clone(), imbl::OrdMap::new());
-        for vip in listed.iter().chain(unlisted).copied().filter(|vip| !kept(vip)) {
+        let mut vips: BTreeSet<Vip> = last.survey.leases.keys().copied().collect();
+        for _ in 0..LISTINGS {
+            self.list(&mut vips).map_err(listing())?;
+        }
+        let (mut leases, mut faults, mut files) = (last.survey.leases.clone(), imbl::OrdMap::new(), BTreeMap::new());
+        for vip in vips {
+            let (before, asked) = (last.files.get(&vip), Instant::now());
+            if let Ok(metadata) = fs::metadata(self.file(vip)) {
+                let file = StampAge::new(FileStamp::from(&metadata), before, asked);
+                files.insert(vip, file);
+                if file.is_unchanged_since(before) && leases.contains_key(&vip) {
+                    continue;
+                }
+            }
             match self.read(vip) {
-                Ok(Some(lease)) if old.get(&vip) == Some(&lease) => {}
+                Ok(Some(lease)) if leases.get(&vip) == Some(&lease) => {}
                 Ok(Some(lease)) => {
                     leases.insert(vip, lease);
                 }
@@ -298,27 +324,8 @@ impl Folder {
                 }
             }
         }
-        *last = LastSurvey { numbers, survey: Survey { leases, faults } };
+        *last = LastSurvey { folder: Some(folder), files, survey: Survey { leases, faults } };
         Ok(last.survey.clone())
-    }
-
-    fn numbers(&self) -> Result<SequenceNumbers, StoreError> {
-        self.versions.numbers().map_err(unavailable(format!("read {}", self.versions.path().display())))
-    }
-
-    /// Returns the VIPs that have files. On some file systems a file that is replaced during the
-    /// listing can be missing in it. So the listing is repeated if one was replaced.
-    fn listed(&self, numbers: &SequenceNumbers) -> Result<BTreeSet<Vip>, StoreError> {
-        let (mut listed, mut before) = (BTreeSet::new(), numbers.clone());
-        for _ in 0..MAX_LISTINGS {
-            self.list(&mut listed).map_err(unavailable(format!("list {}", self.path.display())))?;
-            let after = self.numbers()?;
-            if after == before && after.all_even() {
-                break;
-            }
-            before = after;
-        }
-        Ok(listed)
     }
 
     fn list(&self, listed: &mut BTreeSet<Vip>) -> io::Result<()> {
@@ -334,26 +341,27 @@ impl Folder {
     }
 }
 
-fn write(path: &Path, object: &Object, deadline: Instant) -> Result<(), StoreError> {
-    let write = || {
-        let text = serde_saphyr::to_string(object).map_err(io::Error::other)?;
-        let file = atomic_file::write_temporary(path, text.as_bytes())?;
-        // The caller knows by then that the write failed. So it does not happen, as far as
-        // possible.
-        if Instant::now() >= deadline {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
-        }
-        atomic_file::replace(file, path)
+/// Fails if it is too late. The caller knows by then that the write failed. So it does not happen, as far as possible.
+fn in_time(file: NamedTempFile, deadline: Instant) -> io::Result<NamedTempFile> {
+    if Instant::now() < deadline { Ok(file) } else { Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long")) }
+}
+
+/// Returns whether a path still leads to this file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    // Network file systems ask for the present file when it is opened.
+    let present = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        present => FileStamp::from(&present?.metadata()?),
     };
-    write().map_err(unavailable(format!("write {}", path.display())))
+    Ok(present.is_same_file(&FileStamp::from(&file.metadata()?)))
+}
+
+fn version_of(vip: Vip) -> impl Fn(Object) -> Result<Version, String> {
+    move |object| lease_object::from_object(vip, object).map(|lease| lease.version)
 }
 
 /// Returns the content of a file, or its defect.
-fn parse<T>(
-    bytes: Vec<u8>,
-    convert: impl FnOnce(Object) -> Result<T, String>,
-    version: impl FnOnce(&T) -> &Version,
-) -> Result<T, String> {
+fn parse<T>(bytes: Vec<u8>, convert: impl FnOnce(Object) -> Result<T, String>) -> Result<T, String> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("it has more than {MAX_BYTES} bytes"));
     }
@@ -362,17 +370,7 @@ fn parse<T>(
         budget: serde_saphyr::budget! { max_aliases: 0, max_anchors: 0 },
         with_snippet: false,
     };
-    let object: Object = serde_saphyr::from_str_with_options(&text, options).map_err(|error| error.to_string())?;
-    let content = convert(object)?;
-    let version = version(&content);
-    if number(version).is_none() {
-        return Err(format!("metadata.resourceVersion is {version}, and no number up to {MAX_NUMBER}"));
-    }
-    Ok(content)
-}
-
-fn number(version: &Version) -> Option<u64> {
-    version.as_str().parse().ok().filter(|number| *number <= MAX_NUMBER)
+    convert(serde_saphyr::from_str_with_options(&text, options).map_err(|error| error.to_string())?)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::{
     time::SystemTime,
 };
 
+use crate::file_stamp::{FileStamp, ModificationTime};
 use vipmux_model::objects::Problem;
 
 /// The largest file, bytes.
@@ -25,42 +26,6 @@ pub(super) const MAX_FILES: usize = 65_536;
 const MAX_DIRECTORIES: usize = 16_384;
 /// The largest depth below the given directory.
 const MAX_DEPTH: usize = 8;
-
-/// Metadata that changes when a file does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileStamp {
-    device: u64,
-    inode: u64,
-    /// Bytes.
-    pub(super) size: u64,
-    /// The last change of the content.
-    modified: ModificationTime,
-    /// Seconds and nanoseconds of the last change of the inode.
-    changed: (i64, i64),
-}
-
-impl FileStamp {
-    /// Returns whether both are of one file, not of one that took the other's place.
-    pub(super) fn is_same_file(&self, other: &Self) -> bool {
-        (self.device, self.inode) == (other.device, other.inode)
-    }
-}
-
-/// The time of a file's last change of content, in seconds and nanoseconds since 1970. Zero for
-/// standard input.
-pub(super) type ModificationTime = (i64, i64);
-
-impl From<&Metadata> for FileStamp {
-    fn from(metadata: &Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-}
 
 /// Files that were read, and their total size.
 #[derive(Debug, Default)]

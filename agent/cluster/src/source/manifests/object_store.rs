@@ -7,10 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    files::ModificationTime,
-    parse::{ObjectLocation, ParsedFile, ParsedObject},
-};
+use super::parse::{ObjectLocation, ParsedFile, ParsedObject};
+use crate::file_stamp::ModificationTime;
 use vipmux_model::objects::{
     Objects, Problem, UnreadObjects,
     object::{Identity, Object},

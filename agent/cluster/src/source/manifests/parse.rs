@@ -12,10 +12,11 @@ use serde_saphyr::MessageFormatter as _;
 
 use super::{
     documents::{self, YamlDocument},
-    files::{FileText, ModificationTime},
+    files::FileText,
     json::{self, UniqueKeys},
     list, parallel,
 };
+use crate::file_stamp::ModificationTime;
 use vipmux_model::objects::{
     Problem, UnreadObjects,
     field::{self, FieldPath},

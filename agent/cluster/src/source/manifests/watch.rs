@@ -13,11 +13,12 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
     change_queue::ChangeQueue,
-    files::{self, DirectoryIdentity, DirectoryListing, FileStamp, FileStamps, FileText},
+    files::{self, DirectoryIdentity, DirectoryListing, FileStamps, FileText},
     object_store::ObjectStore,
     parse,
     pending::{DueChanges, REMOVED_DELAY, ScanScope},
 };
+use crate::file_stamp::FileStamp;
 use vipmux_model::objects::{Objects, Problem};
 use vipmux_supervisor::Supervisor;
 

@@ -1,6 +1,7 @@
 //! Tests Leases in a directory.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     sync::atomic::{AtomicU64, Ordering},
     thread::{ScopedJoinHandle, scope},
 };
@@ -108,7 +109,7 @@ fn the_documented_format_is_the_format() {
     let text: String =
         documented.take_while(|line| *line != "//! ```").map(|line| line[4..].to_owned() + "\n").collect();
     let convert = |object| lease_object::from_object(vip("192.0.2.10"), object);
-    let lease = parse(text.clone().into_bytes(), convert, |lease| &lease.version).unwrap();
+    let lease = parse(text.clone().into_bytes(), convert).unwrap();
     let version = Version::new("1795102800000002");
     assert_eq!(lease, Lease { holder: node_name("n1"), epoch: 1, version: version.clone() });
     let time = "2026-11-20T15:30:00Z".parse().unwrap();
@@ -177,8 +178,7 @@ fn a_file_that_is_no_lease_is_an_error_and_stays_and_disturbs_no_other() {
         text.replace("leaseTransitions: 1", "other: 1"),
         text.replace("holderIdentity: n1", "holderIdentity: n/1"),
         text.replace("holderIdentity: n1", &long),
-        text.replace(version.as_str(), "18446744073709551615"),
-        text.replace(version.as_str(), "latest"),
+        text.replace(version.as_str(), &"1".repeat(65)),
         text.replace("holderIdentity: n1", &format!("holderIdentity: n1 # {}", "x".repeat(1 << 14))),
     ];
     for text in damaged {
@@ -222,49 +222,42 @@ fn other_files_are_no_leases() {
     assert_eq!((survey.leases.len(), survey.faults.len()), (1, 0));
 }
 
+/// Locks the Lease, as an agent does that is about to write it.
+fn lock(folder: &Folder, vip: Vip, version: &Version) -> File {
+    at_last(|| folder.lock(&folder.file(vip), version, version_of(vip))).expect("the version")
+}
+
 #[test]
 fn a_writer_that_died_before_the_new_file_was_in_place_leaves_the_old_one() {
     let (state, folder) = state();
     let vip = vip("192.0.2.1");
     let version = swap(&folder, vip, None, "n1", 1);
     let before = folder.survey().unwrap();
-    let record = at_last(|| folder.lock(vip.into()));
-    record.begin(0).unwrap();
+    let lock = lock(&folder, vip, &version);
     let half = atomic_file::write_temporary(&folder.file(vip), b"half").unwrap().into_temp_path();
-    // As if the process was killed: its file stays, and its number stays odd.
+    // As if the process was killed: its file stays.
     std::mem::forget(half);
-    drop(record);
+    drop(lock);
     assert_eq!(folder.survey().unwrap().leases, before.leases);
     let next = swap(&store(&state), vip, Some(&version), "n2", 2);
     assert_eq!(folder.survey().unwrap().leases.get(&vip).map(|lease| &lease.version), Some(&next));
     let names = fs::read_dir(&folder.path).unwrap().map(|entry| entry.unwrap().file_name());
-    assert_eq!(
-        names.filter(|name| name != ".ledger" && name != ".id").count(),
-        1,
-        "nothing is left of what was half done"
-    );
+    assert_eq!(names.filter(|name| name != ".id").count(), 1, "nothing is left of what was half done");
 }
 
 #[test]
-fn a_writer_that_died_after_the_new_file_was_in_place_is_seen_nevertheless() {
-    let (state, folder) = state();
+fn a_lock_on_a_file_that_was_replaced_is_not_taken_and_blocks_nobody() {
+    let (_state, folder) = state();
     let vip = vip("192.0.2.1");
-    swap(&folder, vip, None, "n1", 1);
-    folder.survey().unwrap();
-    let writer = store(&state);
-    let record = at_last(|| writer.lock(vip.into()));
-    let next = record.begin(0).unwrap();
-    // A survey in the middle of the write.
-    assert_eq!(folder.survey().unwrap().leases[&vip].epoch, 1);
-    let object =
-        lease_object::to_object(vip, Some(Version::new(next.to_string())), &node_name("n2"), 2, Timestamp::now())
-            .unwrap();
-    write(&writer.file(vip), &object, Instant::now() + PATIENCE).unwrap();
-    drop(record);
-    assert_eq!(folder.survey().unwrap().leases[&vip].epoch, 2);
-    let again = swap(&folder, vip, Some(&Version::new(next.to_string())), "n3", 3);
-    assert_ne!(again.as_str(), next.to_string());
-    assert_eq!(folder.survey().unwrap().leases[&vip].epoch, 3);
+    let path = folder.file(vip);
+    let first = swap(&folder, vip, None, "n1", 1);
+    let stale = lock(&folder, vip, &first);
+    assert!(is_at(&stale, &path).unwrap());
+    fs::remove_file(&path).unwrap();
+    assert!(!is_at(&stale, &path).unwrap());
+    let second = swap(&folder, vip, None, "n2", 2);
+    assert!(!is_at(&stale, &path).unwrap());
+    swap(&folder, vip, Some(&second), "n2", 3);
 }
 
 #[test]
@@ -273,7 +266,7 @@ fn a_lock_that_another_has_is_given_up_on_in_time_and_read_past() {
     let (held, free) = (vip("192.0.2.1"), vip("192.0.2.2"));
     let version = swap(&folder, held, None, "n1", 1);
     let stopped = store(&state);
-    let record = at_last(|| stopped.lock(held.into()));
+    let lock = lock(&stopped, held, &version);
     let begun = Instant::now();
     assert!(is_unavailable(&try_swap(&folder, held, Some(&version), "n2", 2)));
     assert!(is_unavailable(&folder.delete(held, &version)));
@@ -281,7 +274,7 @@ fn a_lock_that_another_has_is_given_up_on_in_time_and_read_past() {
     assert_eq!(folder.read(held).unwrap().map(|lease| lease.epoch), Some(1));
     assert_eq!(folder.survey().unwrap().leases.len(), 1);
     swap(&folder, free, None, "n2", 1);
-    drop(record);
+    drop(lock);
     swap(&folder, held, Some(&version), "n2", 2);
 }
 
@@ -353,12 +346,32 @@ fn files_are_readable_for_all_and_their_folder_needs_no_second_look() {
     let vip = vip("192.0.2.1");
     swap(&folder, vip, None, "n1", 1);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o444;
-    assert_eq!((mode(&folder.file(vip)), mode(folder.versions.path())), (0o444, 0o444));
-    let first = folder.survey().unwrap();
-    // A file is not read again if its record says that nobody wrote it.
+    assert_eq!((mode(&folder.file(vip)), mode(&folder.path.join(".id"))), (0o444, 0o444));
+    let survey = || {
+        let survey = folder.survey().unwrap();
+        (folder.last_survey.lock().unwrap().folder.is_some_and(|folder| folder.settled), survey)
+    };
+    let (_, first) = again_while(STAMP_SETTLE + PATIENCE, |(settled, _)| !settled, survey);
+    // A change in place does not change the folder.
     fs::write(folder.file(vip), "nonsense").unwrap();
     let second = folder.survey().unwrap();
     assert!(first.leases.ptr_eq(&second.leases) && second.faults.is_empty());
+}
+
+/// Two changes within a tick of the clock, of which the second one gets the inode of the first one, leave one stamp.
+#[test]
+fn what_was_read_soon_after_a_change_is_read_again() {
+    let (_state, folder) = state();
+    let stamp = |path: &Path| FileStamp::from(&fs::metadata(path).unwrap());
+    let (one, other) = (stamp(&folder.path), stamp(&folder.path.join(".id")));
+    let first = StampAge::new(one, None, Instant::now());
+    let later = |age: Duration| StampAge::new(one, Some(&first), first.since + age);
+    let (soon, settled) = (later(STAMP_SETTLE / 2), later(STAMP_SETTLE));
+    assert!(!soon.is_unchanged_since(Some(&first)) && !settled.is_unchanged_since(Some(&soon)));
+    let after = StampAge::new(one, Some(&settled), settled.since);
+    assert!(after.is_unchanged_since(Some(&settled)) && !after.is_unchanged_since(None));
+    let changed = StampAge::new(other, Some(&settled), Instant::now());
+    assert!(!changed.is_unchanged_since(Some(&settled)) && !changed.settled);
 }
 
 /// Threads, each with a store of its own, race for each version: as many processes would.
@@ -407,7 +420,6 @@ fn each_version_has_one_successor_and_no_epoch_comes_twice() {
 fn a_survey_misses_nothing_that_was_done_before_it() {
     const EPOCHS: u64 = 60;
     let (state, folder) = state();
-    // The first and the last have one record.
     let vips = ["192.0.2.1", "192.0.2.2", "2001:db8::3", "192.0.18.1"].map(vip);
     let done: [AtomicU64; 4] = Default::default();
     let look = || {
