@@ -30,7 +30,7 @@ pub use self::{
 };
 pub use vipmux_election::{
     StoreOperation,
-    lease::{Lease, NodeRecord, RecordContent, RecordStanding, StoreId, Version},
+    lease::{Lease, NodeRecord, RecordContent, RecordState, StoreId, Version},
 };
 use vipmux_model::{NodeName, Vip};
 

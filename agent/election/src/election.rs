@@ -208,7 +208,7 @@ impl Election {
 
     /// Returns whether this node may answer at `now`, and only because its record in the store says so.
     pub fn uses_store_evidence(&self, peers: &Peers, now: Duration) -> bool {
-        self.fence.is_open(now) && self.fence.rests_on_record(peers.evidence)
+        self.fence.is_open(now) && self.fence.rests_on_record(peers.evidence_since)
     }
 
     /// Returns the VIPs that this node answers for.
@@ -260,7 +260,7 @@ impl Election {
         if !peers.members.is_empty() || now < self.started + DISCOVERY_TIME {
             return BTreeSet::new();
         }
-        let known = self.states.values().filter_map(|state| Some(&state.known.as_ref()?.node));
+        let known = self.states.values().filter_map(|state| Some(&state.latest.as_ref()?.node));
         known.filter(|node| **node != self.local).collect()
     }
 
@@ -281,7 +281,7 @@ impl Election {
     /// order.
     pub fn handle(&mut self, input: Input, peers: &Peers, now: Duration) -> Vec<Command> {
         self.compare_stores(peers);
-        self.fence.note_evidence(peers.evidence, now);
+        self.fence.note_evidence(peers.evidence_since, now);
         match input {
             Input::Wanted(wanted) => self.set_wanted(wanted, now),
             Input::Unable(unable) => self.set_unable(unable, now),
@@ -378,11 +378,11 @@ impl Election {
             }
         }
         for vip in wanted.keys() {
-            let floor = self.surveys.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
+            let epoch_floor = self.surveys.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
             let unknown = &mut self.declined_unknown;
             self.states.entry(*vip).or_insert_with(|| {
                 let transfers = Transfers { declined: unknown.remove(vip), ..Transfers::default() };
-                VipState { floor, transfers, ..VipState::default() }
+                VipState { epoch_floor, transfers, ..VipState::default() }
             });
         }
         self.index.touched.extend(wanted.keys());
@@ -447,7 +447,7 @@ impl Election {
     }
 
     fn extend(&mut self, peers: &Peers, now: Duration) {
-        if let Some(extension) = self.fence.extend(peers.evidence, now) {
+        if let Some(extension) = self.fence.extend(peers.evidence_since, now) {
             self.schedule.dirty |= extension.opens;
             self.commands.push(Command::Extend(extension.deadline));
         }
@@ -465,7 +465,7 @@ impl Election {
                     // Who leads it now is in none of the Leases that this node can read.
                     let epoch = state.epoch();
                     state.give_up(why.clone(), cx);
-                    state.set_known(cx.local.clone(), epoch, None, now);
+                    state.set_latest(cx.local.clone(), epoch, None, now);
                 } else {
                     state.stop(Role::Suspended, why.clone(), cx);
                     state.abandon_check();

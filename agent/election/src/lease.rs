@@ -39,15 +39,15 @@ pub struct NodeRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordContent {
     /// Who wrote it last, and what for.
-    pub standing: RecordStanding,
+    pub state: RecordState,
     /// The time for which the node's kernel may answer after the node began to write or read
-    /// [`RecordStanding::Confirmed`] last.
+    /// [`RecordState::Confirmed`] last.
     pub promise: Duration,
 }
 
-/// The standing of a node by its record.
+/// The state of a node by its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RecordStanding {
+pub enum RecordState {
     /// The node itself wrote it.
     Confirmed,
     /// This other node asks it to confirm.

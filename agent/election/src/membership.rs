@@ -494,7 +494,7 @@ impl Membership {
     pub fn discard_evidence(&mut self, now: Duration) {
         self.evidence.discarded = now;
         self.evidence.rounds.clear();
-        (self.peers.evidence, self.evidence.assent) = (None, None);
+        (self.peers.evidence_since, self.evidence.assent) = (None, None);
         for peer in self.peers.members.values_mut() {
             peer.answered = None;
         }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
     rollback,
-    store::{self, ConfiguredStore, KubernetesStore, RecordContent, RecordStanding, Swapped, Version, WatchedLeases},
+    store::{self, ConfiguredStore, KubernetesStore, RecordContent, RecordState, Swapped, Version, WatchedLeases},
 };
 use vipmux_model::{NodeName, Vip};
 use vipmux_supervisor::Supervisor;
@@ -47,8 +47,8 @@ impl Node {
         Ok(Self { store, watched, own: name(number)?, gone: name(number + LEFT)?, vip })
     }
 
-    async fn write(&self, node: &NodeName, before: Option<&Version>, standing: RecordStanding) -> Result<Version> {
-        let content = RecordContent { standing, promise: Duration::from_secs(2) };
+    async fn write(&self, node: &NodeName, before: Option<&Version>, state: RecordState) -> Result<Version> {
+        let content = RecordContent { state, promise: Duration::from_secs(2) };
         match self.store.swap_record(node, before, &content).await? {
             Swapped::Done(version) => Ok(version),
             Swapped::Conflict => bail!("somebody else wrote the record of {node}"),
@@ -57,8 +57,8 @@ impl Node {
 
     /// Writes what was there before.
     async fn prepare(&self) -> Result<()> {
-        self.write(&self.own, None, RecordStanding::Confirmed).await?;
-        self.write(&self.gone, None, RecordStanding::Confirmed).await?;
+        self.write(&self.own, None, RecordState::Confirmed).await?;
+        self.write(&self.gone, None, RecordState::Confirmed).await?;
         let swapped = self.store.swap(self.vip, None, &self.gone, 1).await?;
         ensure!(swapped != Swapped::Conflict, "{} was there", self.vip);
         Ok(())
@@ -67,11 +67,11 @@ impl Node {
     /// Writes the own promise, fences the other node, and takes its VIP. Does not wait for an answer.
     async fn take_over(&self) -> Result<()> {
         let own = self.store.read_record(&self.own).await?.context("no record")?;
-        self.write(&self.own, Some(&own.version), RecordStanding::Confirmed).await?;
+        self.write(&self.own, Some(&own.version), RecordState::Confirmed).await?;
         let found = self.store.read_record(&self.gone).await?.context("no record")?;
-        let challenged = RecordStanding::Challenged(self.own.clone());
+        let challenged = RecordState::Challenged(self.own.clone());
         let challenged = self.write(&self.gone, Some(&found.version), challenged).await?;
-        self.write(&self.gone, Some(&challenged), RecordStanding::Fenced(self.own.clone())).await?;
+        self.write(&self.gone, Some(&challenged), RecordState::Fenced(self.own.clone())).await?;
         let lease = self.store.read(self.vip).await?.context("no Lease")?;
         let swapped = self.store.swap(self.vip, Some(&lease.version), &self.own, 2).await?;
         ensure!(swapped != Swapped::Conflict, "{} was taken", self.vip);
@@ -83,8 +83,8 @@ impl Node {
         let is_there = |seen: &Option<store::Watched>| {
             seen.as_ref().is_some_and(|seen| {
                 let taken = seen.leases.values().filter(|lease| lease.epoch == 2).count();
-                let standing = |record: &store::NodeRecord| record.content.standing.clone();
-                let fenced = seen.records.values().filter(|it| matches!(standing(it), RecordStanding::Fenced(_)));
+                let state = |record: &store::NodeRecord| record.content.state.clone();
+                let fenced = seen.records.values().filter(|it| matches!(state(it), RecordState::Fenced(_)));
                 taken == usize::from(LEFT) && fenced.count() == usize::from(LEFT)
             })
         };
@@ -99,7 +99,7 @@ impl Node {
         for _ in 0..ROUNDS {
             let began = Instant::now();
             let record = self.store.read_record(&self.own).await?.context("no record")?;
-            ensure!(record.content.standing == RecordStanding::Confirmed, "{record:?}");
+            ensure!(record.content.state == RecordState::Confirmed, "{record:?}");
             took.push(began.elapsed());
             sleep(INTERVAL.saturating_sub(began.elapsed())).await;
         }

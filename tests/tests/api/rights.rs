@@ -13,7 +13,7 @@ use vipmux_cluster::{
     events::{EventRecorder, EventSource},
     gossip_secret::GossipSecret,
     source::kubernetes::{self, Consumer},
-    store::{Deleted, KubernetesStore, RecordContent, RecordStanding, Swapped},
+    store::{Deleted, KubernetesStore, RecordContent, RecordState, Swapped},
 };
 use vipmux_model::{
     NodeName, Vip,
@@ -133,7 +133,7 @@ async fn use_leases(client: &ClusterClient, vip: Vip) -> Result<()> {
     let Swapped::Done(first) = store.swap(vip, None, &node, 1).await? else { bail!("it was there") };
     let Swapped::Done(second) = store.swap(vip, Some(&first), &node, 2).await? else { bail!("it was swapped") };
     ensure!(store.delete(vip, &second).await? == Deleted::Done, "it was swapped");
-    let content = RecordContent { standing: RecordStanding::Confirmed, promise: Duration::ZERO };
+    let content = RecordContent { state: RecordState::Confirmed, promise: Duration::ZERO };
     let name = NodeName::new(format!("of-{vip}"))?;
     let Swapped::Done(first) = store.swap_record(&name, None, &content).await? else { bail!("it was there") };
     let second = store.swap_record(&name, Some(&first), &content).await?;

@@ -14,7 +14,7 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-use super::{Lease, NodeRecord, RecordContent, RecordStanding, StoreError, Version};
+use super::{Lease, NodeRecord, RecordContent, RecordState, StoreError, Version};
 use vipmux_common::abi::Mac;
 use vipmux_election::membership::{MOST_LEASE, MOST_SEGMENTS};
 use vipmux_model::{NodeName, Vip, reason::quoted};
@@ -25,7 +25,7 @@ const ADDRESS: &str = "vipmux.io/address";
 /// The prefix of the names of nodes' records.
 const NODE_PREFIX: &str = "node-";
 /// The annotation with what a node's record was written for: `confirmed`, `challenged` or `fenced`,
-const STANDING: &str = "vipmux.io/standing";
+const STANDING: &str = "vipmux.io/state";
 /// that with the other node that challenged or fenced it,
 const BY: &str = "vipmux.io/by";
 /// and that with the node's promise, milliseconds.
@@ -100,13 +100,13 @@ pub(super) fn to_object(
 
 /// Returns the annotations with the content of a record; `None`: it has no such annotation.
 fn annotations_of(content: &RecordContent) -> [(&'static str, Option<String>); 3] {
-    let (standing, by) = match &content.standing {
-        RecordStanding::Confirmed => ("confirmed", None),
-        RecordStanding::Challenged(by) => ("challenged", Some(by)),
-        RecordStanding::Fenced(by) => ("fenced", Some(by)),
+    let (state, by) = match &content.state {
+        RecordState::Confirmed => ("confirmed", None),
+        RecordState::Challenged(by) => ("challenged", Some(by)),
+        RecordState::Fenced(by) => ("fenced", Some(by)),
     };
     let promise = content.promise.as_millis().to_string();
-    [(STANDING, Some(standing.to_owned())), (BY, by.map(NodeName::to_string)), (PROMISE, Some(promise))]
+    [(STANDING, Some(state.to_owned())), (BY, by.map(NodeName::to_string)), (PROMISE, Some(promise))]
 }
 
 /// Returns the merge patch (RFC 7396) that puts a content into a node's record of this version.
@@ -174,15 +174,15 @@ pub(super) fn record_from_object(node: &NodeName, object: Object) -> Result<Node
         let by = annotation(BY);
         NodeName::new(by).map_err(|_| format!("{BY} is {}, which is no Node's name", quoted(by)))
     };
-    let standing = match annotation(STANDING) {
-        "confirmed" => RecordStanding::Confirmed,
-        "challenged" => RecordStanding::Challenged(by()?),
-        "fenced" => RecordStanding::Fenced(by()?),
+    let state = match annotation(STANDING) {
+        "confirmed" => RecordState::Confirmed,
+        "challenged" => RecordState::Challenged(by()?),
+        "fenced" => RecordState::Fenced(by()?),
         other => return Err(format!("{STANDING} is {}", quoted(other))),
     };
     let promise = annotation(PROMISE).parse().map(Duration::from_millis).ok().filter(|promise| *promise <= MOST_LEASE);
     let promise = promise.ok_or_else(|| format!("{PROMISE} is {}", quoted(annotation(PROMISE))))?;
-    Ok(NodeRecord { content: RecordContent { standing, promise }, version })
+    Ok(NodeRecord { content: RecordContent { state, promise }, version })
 }
 
 /// Returns the version of an object, or its defect.
@@ -275,10 +275,9 @@ mod tests {
         let (node, by) = (node_name("n1.example.org"), node_name("n2"));
         assert_eq!(node_of(&record_name(&node)), Some(node.clone()));
         assert_eq!((node_of("vip-c000020a"), node_of("node-"), vip_of("node-c000020a")), (None, None, None));
-        let standings =
-            [RecordStanding::Confirmed, RecordStanding::Challenged(by.clone()), RecordStanding::Fenced(by.clone())];
-        for standing in standings {
-            let content = RecordContent { standing, promise: Duration::from_secs(2) };
+        let states = [RecordState::Confirmed, RecordState::Challenged(by.clone()), RecordState::Fenced(by.clone())];
+        for state in states {
+            let content = RecordContent { state, promise: Duration::from_secs(2) };
             let made = record_to_object(&node, Some(Version::new("7")), &content, Timestamp::UNIX_EPOCH);
             let expected = NodeRecord { content, version: Version::new("7") };
             assert_eq!(record_from_object(&node, made.clone()), Ok(expected));
@@ -312,14 +311,14 @@ mod tests {
         let (node, version) = (node_name("n1"), Version::new("7"));
         let macs = BTreeSet::from([Mac::new([2, 0, 0, 0, 0, 1]), Mac::new([2, 0, 0, 0, 0, 2])]);
         let owner = OwnerReference { kind: "Node".to_owned(), uid: "u1".to_owned(), ..OwnerReference::default() };
-        let content = |standing| RecordContent { standing, promise: Duration::from_secs(2) };
-        let confirmed = content(RecordStanding::Confirmed);
+        let content = |state| RecordContent { state, promise: Duration::from_secs(2) };
+        let confirmed = content(RecordState::Confirmed);
         let record = record_to_object(&node, Some(version.clone()), &confirmed, Timestamp::UNIX_EPOCH);
         assert_eq!(macs_of(&record), BTreeSet::new());
         let mut record = merged(&record, &macs_patch(&macs, Some(&owner)));
         assert_eq!(merged(&record, &macs_patch(&macs, None)).metadata.owner_references, Some(Vec::new()));
-        for standing in [RecordStanding::Fenced(node_name("n2")), RecordStanding::Confirmed] {
-            let content = content(standing);
+        for state in [RecordState::Fenced(node_name("n2")), RecordState::Confirmed] {
+            let content = content(state);
             record = merged(&record, &record_patch(&version, &content, Timestamp::UNIX_EPOCH));
             assert_eq!(macs_of(&record), macs);
             assert_eq!(record.metadata.owner_references, Some(vec![owner.clone()]));
@@ -331,7 +330,7 @@ mod tests {
 
     #[test]
     fn what_is_no_mac_in_a_record_is_left_out() {
-        let content = RecordContent { standing: RecordStanding::Confirmed, promise: Duration::ZERO };
+        let content = RecordContent { state: RecordState::Confirmed, promise: Duration::ZERO };
         let mut record = record_to_object(&node_name("n1"), None, &content, Timestamp::UNIX_EPOCH);
         let mut macs = |text: String| {
             record.metadata.annotations.as_mut().unwrap().insert(MACS.to_owned(), text);
@@ -345,7 +344,7 @@ mod tests {
     #[test]
     fn a_record_that_somebody_damaged_is_refused() {
         let node = node_name("n1");
-        let content = RecordContent { standing: RecordStanding::Fenced(node_name("n2")), promise: Duration::ZERO };
+        let content = RecordContent { state: RecordState::Fenced(node_name("n2")), promise: Duration::ZERO };
         let made = record_to_object(&node, Some(Version::new("7")), &content, Timestamp::UNIX_EPOCH);
         for (key, value) in [(STANDING, "lost"), (STANDING, ""), (BY, "a/b"), (PROMISE, "-1"), (PROMISE, "30001")] {
             let mut damaged = made.clone();

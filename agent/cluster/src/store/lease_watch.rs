@@ -177,7 +177,7 @@ mod tests {
     use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 
     use super::*;
-    use crate::store::{RecordContent, RecordStanding, Version};
+    use crate::store::{RecordContent, RecordState, Version};
     use vipmux_testing::names::{node_name, vip4};
 
     fn object(last: u8, version: &str) -> Object {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn the_records_of_nodes_are_followed_beside_the_leases() {
         let node = node_name("n1");
-        let content = RecordContent { standing: RecordStanding::Confirmed, promise: Duration::from_millis(300) };
+        let content = RecordContent { state: RecordState::Confirmed, promise: Duration::from_millis(300) };
         let record = |version| {
             lease_object::record_to_object(&node, Some(Version::new(version)), &content, Timestamp::UNIX_EPOCH)
         };

@@ -13,7 +13,7 @@ use super::{
     timing::{CHALLENGE_PAUSE, FENCING_LIFETIME, HEDGE_DELAY, LONG_PROMISE, RECORD_RETRY, past},
 };
 use crate::{
-    lease::{NodeRecord, RecordContent, RecordStanding, Version},
+    lease::{NodeRecord, RecordContent, RecordState, Version},
     membership::Peers,
     mutation::Mutation,
     store_operation::StoreOperation,
@@ -117,7 +117,7 @@ impl Fencings {
     /// Notes the content of a node's record.
     pub(super) fn note_content(&mut self, node: &NodeName, content: &RecordContent, now: Duration) {
         let record = self.records.entry(node.clone()).or_default();
-        if matches!(content.standing, RecordStanding::Fenced(_)) {
+        if matches!(content.state, RecordState::Fenced(_)) {
             record.promise = None;
             record.fenced_since.get_or_insert(now);
         } else {
@@ -193,8 +193,8 @@ impl Election {
             match fencing.stage.clone() {
                 FencingStage::Wait { version, promise, until } if now >= until || fencing.aim == Aim::Displace => {
                     fencing.stage = FencingStage::Fence;
-                    let standing = RecordStanding::Fenced(self.local.clone());
-                    let content = RecordContent { standing, promise };
+                    let state = RecordState::Fenced(self.local.clone());
+                    let content = RecordContent { state, promise };
                     self.commands.push(swap_record(node.clone(), Some(version), content));
                 }
                 FencingStage::Wait { until, .. } => self.schedule.wake_at(until),
@@ -256,13 +256,13 @@ impl Election {
     ) -> Option<FencingStage> {
         let agent = peers.members.get(node).and_then(|peer| peer.state.agent.as_ref());
         let lease = agent.map_or(self.settings.lease, |agent| agent.lease);
-        let (standing, promise, version) = match record {
-            Some(NodeRecord { content: RecordContent { standing, promise }, version }) => {
-                (Some(standing), promise.max(lease), Some(version))
+        let (state, promise, version) = match record {
+            Some(NodeRecord { content: RecordContent { state, promise }, version }) => {
+                (Some(state), promise.max(lease), Some(version))
             }
             None => (None, lease, None),
         };
-        if matches!(standing, Some(RecordStanding::Fenced(_))) {
+        if matches!(state, Some(RecordState::Fenced(_))) {
             return Some(FencingStage::Fenced { until: now + FENCING_LIFETIME });
         }
         let (displaces, is_long) = (*aim == Aim::Displace, promise > lease);
@@ -275,18 +275,18 @@ impl Election {
             return None;
         }
         let by = self.local.clone();
-        let (stage, standing) = match (standing, &version) {
-            (Some(RecordStanding::Challenged(_)), Some(version)) => {
+        let (next, state) = match (state, &version) {
+            (Some(RecordState::Challenged(_)), Some(version)) => {
                 let until = self.may_answer_until(promise, peers, now);
                 return Some(FencingStage::Wait { version: version.clone(), promise, until });
             }
-            (Some(RecordStanding::Confirmed), _) if challenged && !displaces => {
+            (Some(RecordState::Confirmed), _) if challenged && !displaces => {
                 return Some(FencingStage::Pause { until: now + CHALLENGE_PAUSE });
             }
-            _ if *aim == Aim::Displace => (FencingStage::Fence, RecordStanding::Fenced(by)),
-            _ => (FencingStage::Challenge { promise }, RecordStanding::Challenged(by)),
+            _ if *aim == Aim::Displace => (FencingStage::Fence, RecordState::Fenced(by)),
+            _ => (FencingStage::Challenge { promise }, RecordState::Challenged(by)),
         };
-        self.commands.push(swap_record(node.clone(), version, RecordContent { standing, promise }));
-        Some(stage)
+        self.commands.push(swap_record(node.clone(), version, RecordContent { state, promise }));
+        Some(next)
     }
 }

@@ -89,7 +89,7 @@ impl Election {
     /// them, and its claims would keep the other node away. A node that is cut off altogether gives up
     /// nothing: nobody hears its claims. Nor does one whose carrier may be back in a moment.
     fn release_unable(&mut self, peers: &Peers, now: Duration) {
-        let is_heard = peers.evidence.is_some_and(|asked| now < asked + self.settings.lease);
+        let is_heard = peers.evidence_since.is_some_and(|asked| now < asked + self.settings.lease);
         if !is_heard || !self.fence.is_closed_for(CLAIM_GRACE, now) {
             return;
         }
@@ -273,7 +273,7 @@ impl VipState {
             }
             TransferStep::Taken if self.is_transferring(epoch, from) => {
                 self.give_up(Lost::Handed(from.clone()), cx);
-                self.set_known(from.clone(), epoch, Some(Why::Handed(cx.local.clone())), cx.now);
+                self.set_latest(from.clone(), epoch, Some(Why::Handed(cx.local.clone())), cx.now);
             }
             TransferStep::Declined if self.is_transferring(epoch, from) => {
                 self.lead(cx);

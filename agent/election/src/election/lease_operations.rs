@@ -144,7 +144,7 @@ impl VipState {
             (Some(LeaseOperation::CheckSwap), LeaseOutcome::Swapped(version)) => {
                 if let Some(own) = &mut self.own {
                     own.written = Some(WrittenLease { at: now, version });
-                    self.doubted = false;
+                    self.must_reread = false;
                     if matches!(self.role, Role::Suspended | Role::Yielded) {
                         self.lead(cx);
                     }
@@ -171,7 +171,7 @@ impl VipState {
             self.learn(lease, cx.now);
             cx.index.touched.insert(cx.vip);
         }
-        let leader = self.known.as_ref().map(|known| &known.node);
+        let leader = self.latest.as_ref().map(|known| &known.node);
         if !cx.able || leader.is_some_and(|leader| cx.guard.is_about_to_know(leader, peers, cx.now)) {
             // The leader's promise may be a long one. The Lease is read again then.
             return;
@@ -200,7 +200,7 @@ impl VipState {
     fn check(&mut self, lease: Option<Lease>, peers: &Peers, cx: &mut Context<'_>) {
         let Some(own) = &mut self.own else { return };
         let epoch = own.epoch;
-        self.doubted = false;
+        self.must_reread = false;
         match lease {
             Some(lease) if lease.holder == *cx.local && lease.epoch >= epoch => {
                 if self.role == Role::Leading {
@@ -212,7 +212,7 @@ impl VipState {
             }
             Some(lease) if lease.epoch >= epoch => {
                 self.give_up(Lost::Taken(lease.holder.clone()), cx);
-                self.set_known(lease.holder, lease.epoch, None, cx.now);
+                self.set_latest(lease.holder, lease.epoch, None, cx.now);
             }
             lease => {
                 if let Some(lease) = &lease {
@@ -232,7 +232,7 @@ impl VipState {
     /// this node has stopped answering since. Of a transfer that was not acknowledged, the old leader has taken
     /// the VIP back.
     pub(super) fn predecessor(&self, peers: &Peers, cx: &Context<'_>) -> Predecessor {
-        let leader = self.known.as_ref().map(|known| &known.node).filter(|node| *node != cx.local);
+        let leader = self.latest.as_ref().map(|known| &known.node).filter(|node| *node != cx.local);
         let Some(leader) = leader.filter(|_| self.role != Role::Leading && !self.is_written()) else {
             return Predecessor::Gone;
         };
@@ -262,11 +262,11 @@ impl VipState {
             (Some(own), Some(lease)) if lease.holder == *cx.local && lease.epoch == own.epoch => {}
             (Some(own), Some(lease)) if lease.holder != *cx.local && lease.epoch > own.epoch => {
                 self.give_up(Lost::Taken(lease.holder.clone()), cx);
-                self.set_known(lease.holder.clone(), lease.epoch, None, cx.now);
+                self.set_latest(lease.holder.clone(), lease.epoch, None, cx.now);
             }
             // It is written again if it is gone or older.
             (Some(_), _) => {
-                (self.doubted, cx.schedule.dirty) = (true, true);
+                (self.must_reread, cx.schedule.dirty) = (true, true);
                 if stop && self.role == Role::Leading {
                     self.stop(Role::Suspended, Lost::Unrecorded, cx);
                 }
@@ -281,7 +281,7 @@ impl VipState {
     /// - It shares the store, since it holds the Lease. So it reads in its record that it is fenced.
     /// - Cut off from the store, it stops after the promise in its record.
     fn is_answered_by_the_network(&self, lease: Option<&Lease>, peers: &Peers, cx: &Context<'_>) -> bool {
-        let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
+        let leader = self.latest.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
         let is_shared = leader.is_some() && lease.map(|lease| &lease.holder) == leader;
         is_shared
             && peers.pair
@@ -310,7 +310,7 @@ impl VipState {
                     let epoch = self.epoch() + 1;
                     return self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
                 }
-                let is_deleted = self.known.as_ref().is_some_and(|known| !peers.members.contains_key(&known.node));
+                let is_deleted = self.latest.as_ref().is_some_and(|known| !peers.members.contains_key(&known.node));
                 // Who answers for this node's own VIP may have no agent any more, and stop soon.
                 let pause = match why {
                     Why::Resumed => STORE_RETRY,

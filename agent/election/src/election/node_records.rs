@@ -34,7 +34,7 @@ use super::{
     timing::{HEARTBEAT, LONG_PROMISE, MAX_RECORD_BACKOFF, MINORITY_WAIT},
 };
 use crate::{
-    lease::{NodeRecord, RecordContent, RecordStanding, Version},
+    lease::{NodeRecord, RecordContent, RecordState, Version},
     membership::{MemberStatus, Peers},
     store_operation::StoreOperation,
 };
@@ -143,8 +143,8 @@ impl Election {
     /// majority answers the next ones. Then the record can still be evidence before the deadline, if the store
     /// answers within half of `--lease`. An answer of a majority that comes a little late is chance.
     fn lacks_answers_at(&self, peers: &Peers) -> Option<Duration> {
-        let answered = peers.evidence.filter(|_| peers.majority).map(|asked| asked + self.settings.lease / 2);
-        let open = peers.evidence < Some(self.ticked);
+        let answered = peers.evidence_since.filter(|_| peers.majority).map(|asked| asked + self.settings.lease / 2);
+        let open = peers.evidence_since < Some(self.ticked);
         answered.or_else(|| open.then_some(Duration::ZERO))
     }
 
@@ -155,7 +155,7 @@ impl Election {
 
     /// Returns whether a majority is back, and need not wait for this node's long promise.
     fn retracts(&self, peers: &Peers) -> bool {
-        peers.majority && peers.evidence >= Some(self.ticked) && self.record.promise > self.settings.lease
+        peers.majority && peers.evidence_since >= Some(self.ticked) && self.record.promise > self.settings.lease
     }
 
     /// Confirms this node's record if other evidence grows old.
@@ -164,7 +164,7 @@ impl Election {
             self.record.alone_since = None;
         }
         let retracts = self.retracts(peers);
-        if let Some(evidence) = peers.evidence.filter(|_| retracts) {
+        if let Some(evidence) = peers.evidence_since.filter(|_| retracts) {
             if let Some(deadline) = self.fence.retract(evidence, now) {
                 self.commands.push(Command::Extend(deadline));
             }
@@ -196,7 +196,7 @@ impl Election {
             node: self.local.clone(),
             urgent: self.fence.is_open(now),
             expected: self.record.version.clone(),
-            content: RecordContent { standing: RecordStanding::Confirmed, promise: written },
+            content: RecordContent { state: RecordState::Confirmed, promise: written },
         }));
     }
 
@@ -257,10 +257,10 @@ impl Election {
         };
         self.record.promise = content.promise;
         let is_new = self.record.version.replace(version.clone()) != Some(version);
-        match content.standing {
-            RecordStanding::Fenced(by) if is_new => self.lose_record(&Lost::Displaced(by), now),
-            RecordStanding::Confirmed => self.record.confirmed = Some(content.promise),
-            RecordStanding::Challenged(_) | RecordStanding::Fenced(_) => {}
+        match content.state {
+            RecordState::Fenced(by) if is_new => self.lose_record(&Lost::Displaced(by), now),
+            RecordState::Confirmed => self.record.confirmed = Some(content.promise),
+            RecordState::Challenged(_) | RecordState::Fenced(_) => {}
         }
     }
 
@@ -283,14 +283,14 @@ impl Election {
         };
         if *node == self.local {
             // An operation that is under way finds out by itself. What this node wrote says nothing.
-            let is_own = record.content.standing == RecordStanding::Confirmed;
+            let is_own = record.content.state == RecordState::Confirmed;
             if self.record.operation.is_none() && !is_own && self.record.version.as_ref() != Some(&record.version) {
                 self.read_own_record(None, now);
             }
             return;
         }
         self.fencings.note_content(node, &record.content, now);
-        if matches!(record.content.standing, RecordStanding::Fenced(_)) {
+        if matches!(record.content.state, RecordState::Fenced(_)) {
             return;
         }
         // The record is read again before anything more is taken.

@@ -100,7 +100,7 @@ impl Election {
                     cx.schedule.wake_at(end);
                 }
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
-                Role::Leading if !state.is_written() || state.doubted => {
+                Role::Leading if !state.is_written() || state.must_reread => {
                     state.attempt(LeaseOperation::CheckRead, &mut cx);
                 }
                 // Of two claims with one epoch, the Lease says which one counts.
@@ -191,7 +191,7 @@ impl Election {
             } else if state.not_before > now {
                 cx.schedule.wake_at(state.not_before);
             } else if cx.open {
-                leaders.extend(state.known.as_ref().map(|known| known.node.clone()));
+                leaders.extend(state.latest.as_ref().map(|known| known.node.clone()));
                 state.attempt(LeaseOperation::TakeoverRead, &mut cx);
             }
         }
@@ -230,7 +230,7 @@ impl Election {
                 continue;
             }
             state.unclaimed_since.get_or_insert(now);
-            let leader = state.known.as_ref().map(|known| &known.node);
+            let leader = state.latest.as_ref().map(|known| &known.node);
             let unsure = leader.filter(|leader| unread.len() < MOST_READS && cx.guard.is_unsure(leader, now));
             unread.extend(unsure.cloned());
             match cx.guard.decide(vip, state, peers, now) {

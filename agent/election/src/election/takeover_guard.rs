@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, time::Duration};
 use super::{
     fencings::Fencings,
     timing::{CLAIM_GRACE, DOWN_PROPAGATION, LONG_PROMISE, SETTLE_TIME, past},
-    vip_state::{KnownLeader, VipState},
+    vip_state::{LatestLeader, VipState},
 };
 use crate::{
     membership::{MemberStatus, Peer, Peers, SAMPLE, Why},
@@ -62,7 +62,7 @@ pub(super) struct TakeoverGuard<'a> {
 impl TakeoverGuard<'_> {
     /// Decides whether a VIP may be taken from its last known leader.
     pub(super) fn decide(&self, vip: Vip, state: &VipState, peers: &Peers, now: Duration) -> Takeover {
-        let Some(known) = &state.known else {
+        let Some(known) = &state.latest else {
             return Takeover::Granted { why: Why::First, witnessed: !self.stores_differ };
         };
         if known.node == *self.local {
@@ -95,7 +95,7 @@ impl TakeoverGuard<'_> {
     }
 
     /// Decides whether a VIP may be taken from a peer that is down, or has left.
-    fn decide_gone(&self, vip: Vip, known: &KnownLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
+    fn decide_gone(&self, vip: Vip, known: &LatestLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
         // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
         // says.
         let same = peer.state.claims.get(&vip).is_some_and(|claim| claim.epoch >= known.epoch);
@@ -183,5 +183,5 @@ pub(super) fn is_confirmed(leader: &NodeName, peers: &Peers, asked: Duration) ->
     let is_large = peers.members.len() >= SAMPLE;
     let peer = peers.members.get(leader);
     let is_gone = peer.is_none_or(|peer| !peer.status.is_alive() && (is_large || peer.confirmed >= Some(asked)));
-    peers.evidence >= Some(asked) && is_gone
+    peers.evidence_since >= Some(asked) && is_gone
 }

@@ -19,7 +19,7 @@ use vipmux_common::abi::Mac;
 
 use super::{timing::*, *};
 use crate::{
-    lease::{NodeRecord, RecordContent, RecordStanding, StoreId, Version},
+    lease::{NodeRecord, RecordContent, RecordState, StoreId, Version},
     membership::{self, Claimed, ElectionMessage, ItemKey, State, TransferStep, Why},
     store_operation::StoreOperation,
 };
@@ -102,11 +102,11 @@ impl Bench {
         for name in ["b", "c"] {
             members.insert(node_name(name), peer(MemberStatus::Alive, T));
         }
-        let peers = Peers { members, evidence: Some(T), majority: true, pair: false };
+        let peers = Peers { members, evidence_since: Some(T), majority: true, pair: false };
         let mut bench =
             Self { election: Election::new(node_name("a"), settings, T), peers, now: T, commands: Vec::new() };
         bench.want(&["a"]);
-        bench.give(recorded("a", T, RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r0")))));
+        bench.give(recorded("a", T, RecordOutcome::Read(Some(record(RecordState::Confirmed, "r0")))));
         bench
     }
 
@@ -174,7 +174,7 @@ impl Bench {
 
     /// A heartbeat with fresh evidence.
     fn tick(&mut self) -> &mut Self {
-        self.peers.evidence = Some(self.now);
+        self.peers.evidence_since = Some(self.now);
         for peer in self.peers.members.values_mut() {
             peer.confirmed = peer.confirmed.map(|_| self.now);
         }
@@ -193,7 +193,7 @@ impl Bench {
     /// All peers answer what this node asks them, beside the heartbeats.
     fn answer(&mut self) -> &mut Self {
         self.now += ms(10);
-        self.peers.evidence = Some(self.now);
+        self.peers.evidence_since = Some(self.now);
         for peer in self.peers.members.values_mut() {
             peer.confirmed = peer.confirmed.map(|_| self.now);
             peer.current = peer.status.is_alive().then_some(self.now);
@@ -212,7 +212,7 @@ impl Bench {
 
     fn leader(&self) -> Option<&str> {
         let state = &self.election.states[&vip4(1)];
-        if state.own.is_some() { Some("a") } else { state.known.as_ref().map(|known| known.node.as_str()) }
+        if state.own.is_some() { Some("a") } else { state.latest.as_ref().map(|known| known.node.as_str()) }
     }
 
     /// Returns the commands about nodes' records since the last call, as text.
@@ -225,14 +225,14 @@ impl Bench {
             Some(match command {
                 Command::Store(StoreOperation::ReadRecord { node, .. }) => format!("read {node}"),
                 Command::Store(StoreOperation::SwapRecord { node, expected, content, .. }) => {
-                    let RecordContent { standing, promise } = content;
+                    let RecordContent { state, promise } = content;
                     let expected = expected.as_ref().map_or("none", Version::as_str);
-                    match standing {
-                        RecordStanding::Confirmed => {
+                    match state {
+                        RecordState::Confirmed => {
                             format!("confirm {node} ({expected}) for {} ms", promise.as_millis())
                         }
-                        RecordStanding::Challenged(_) => format!("challenge {node} ({expected})"),
-                        RecordStanding::Fenced(_) => format!("fence {node} ({expected})"),
+                        RecordState::Challenged(_) => format!("challenge {node} ({expected})"),
+                        RecordState::Fenced(_) => format!("fence {node} ({expected})"),
                     }
                 }
                 _ => return None,
@@ -251,7 +251,7 @@ impl Bench {
 
     /// The record of `b` is read. It promises nothing long.
     fn knows_b(&mut self) -> &mut Self {
-        self.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))))
+        self.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))))
     }
 
     /// Fences a node whose record does not exist.
@@ -334,8 +334,8 @@ fn recorded(node: &str, asked: Duration, outcome: RecordOutcome) -> Input {
     Input::Recorded { node: node_name(node), asked, outcome }
 }
 
-fn record(standing: RecordStanding, text: &str) -> NodeRecord {
-    NodeRecord { content: RecordContent { standing, promise: LEASE }, version: version(text) }
+fn record(state: RecordState, text: &str) -> NodeRecord {
+    NodeRecord { content: RecordContent { state, promise: LEASE }, version: version(text) }
 }
 
 /// A message about `.1`.

@@ -6,7 +6,7 @@ use super::{
     context::Context,
     io::Command,
     role::{Lost, Role},
-    vip_state::{KnownLeader, LeaseOperation, OwnLeadership, Transfers, VipState, WrittenLease},
+    vip_state::{LatestLeader, LeaseOperation, OwnLeadership, Transfers, VipState, WrittenLease},
 };
 use crate::{
     lease::Lease,
@@ -18,11 +18,11 @@ impl VipState {
     /// Takes in a Lease. Returns whether it is new.
     pub(super) fn learn(&mut self, lease: &Lease, now: Duration) -> bool {
         let new = self
-            .known
+            .latest
             .as_ref()
             .is_none_or(|known| lease.epoch > known.epoch || known.epoch == lease.epoch && known.node != lease.holder);
         if new {
-            self.set_known(lease.holder.clone(), lease.epoch, None, now);
+            self.set_latest(lease.holder.clone(), lease.epoch, None, now);
         }
         new
     }
@@ -31,9 +31,9 @@ impl VipState {
     /// since. Where stores differ, a later leader may have been followed by one that did not know of it.
     pub(super) fn learn_claim(&mut self, node: &NodeName, claim: &Claimed, stores_differ: bool) {
         let Claimed { epoch, why, since } = claim.clone();
-        if stores_differ || self.known.as_ref().is_none_or(|known| known.epoch <= epoch) {
-            self.floor = self.epoch();
-            self.set_known(node.clone(), epoch, Some(why), since);
+        if stores_differ || self.latest.as_ref().is_none_or(|known| known.epoch <= epoch) {
+            self.epoch_floor = self.epoch();
+            self.set_latest(node.clone(), epoch, Some(why), since);
         }
         if self.answered {
             // Its leader is known again, and may end before the LAN would be asked once more.
@@ -42,8 +42,8 @@ impl VipState {
         self.forget_takeover();
     }
 
-    pub(super) fn set_known(&mut self, node: NodeName, epoch: u64, why: Option<Why>, since: Duration) {
-        self.known = Some(KnownLeader { node, epoch, since, why });
+    pub(super) fn set_latest(&mut self, node: NodeName, epoch: u64, why: Option<Why>, since: Duration) {
+        self.latest = Some(LatestLeader { node, epoch, since, why });
     }
 
     fn forget_takeover(&mut self) {
@@ -62,7 +62,7 @@ impl VipState {
         (self.role, self.since, self.own) = (role, cx.now, Some(own));
         self.forget_takeover();
         self.forget_announcements();
-        self.doubted = false;
+        self.must_reread = false;
         self.transfers = Transfers { not_before: cx.now, declined: self.transfers.declined, ..Transfers::default() };
         cx.index.own.insert(cx.vip);
         cx.index.touched.insert(cx.vip);
@@ -113,7 +113,7 @@ impl VipState {
         self.operation = None;
         let own = self.own.take()?;
         // Later epochs must be higher, whatever becomes of the Lease.
-        self.floor = self.floor.max(own.epoch);
+        self.epoch_floor = self.epoch_floor.max(own.epoch);
         cx.index.own.remove(&cx.vip);
         cx.index.touched.insert(cx.vip);
         cx.commands.push(Command::Withdraw(ItemKey::Claim(cx.vip)));

@@ -28,7 +28,7 @@ pub(super) struct WrittenLease {
 
 /// The last known leader, by a Lease or a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct KnownLeader {
+pub(super) struct LatestLeader {
     pub(super) node: NodeName,
     pub(super) epoch: u64,
     pub(super) since: Duration,
@@ -97,10 +97,10 @@ pub(super) struct VipState {
     /// This node's leadership, whether or not it answers.
     pub(super) own: Option<OwnLeadership>,
     /// The newest leader that is known from Leases and claims.
-    pub(super) known: Option<KnownLeader>,
+    pub(super) latest: Option<LatestLeader>,
     /// The highest epoch that was known when the VIP came to be wanted again, or that was this
     /// node's own.
-    pub(super) floor: u64,
+    pub(super) epoch_floor: u64,
     /// The operation under way, at the store or on the LAN.
     pub(super) operation: Option<LeaseOperation>,
     /// The time at which it began, with its first request, or at which the peers were last in doubt.
@@ -112,7 +112,7 @@ pub(super) struct VipState {
     /// The time since when its leader is alive and does not claim it.
     pub(super) unclaimed_since: Option<Duration>,
     /// The Lease of this node's VIP must be read: it may be another one than this node wrote.
-    pub(super) doubted: bool,
+    pub(super) must_reread: bool,
     /// The announcements with peers' MACs since this node leads, as long as the peers have not denied
     /// them.
     pub(super) announced_by: BTreeMap<NodeName, OpenAnnouncements>,
@@ -126,9 +126,9 @@ pub(super) struct VipState {
 impl VipState {
     /// Returns the highest known epoch.
     pub(super) fn epoch(&self) -> u64 {
-        let known = self.known.as_ref().map_or(0, |known| known.epoch);
+        let known = self.latest.as_ref().map_or(0, |known| known.epoch);
         let own = self.own.as_ref().map_or(0, |own| own.epoch);
-        own.max(known).max(self.floor)
+        own.max(known).max(self.epoch_floor)
     }
 
     /// Returns whether the Lease says that this node leads.
@@ -138,11 +138,11 @@ impl VipState {
 
     /// Returns whether this node is known to have led the VIP last.
     pub(super) fn was_led_by(&self, node: &NodeName) -> bool {
-        self.known.as_ref().is_some_and(|known| known.node == *node)
+        self.latest.as_ref().is_some_and(|known| known.node == *node)
     }
 
     pub(super) fn leadership(&self, local: &NodeName) -> Leadership {
-        let (leader, epoch, since, why) = match (&self.own, &self.known) {
+        let (leader, epoch, since, why) = match (&self.own, &self.latest) {
             (Some(own), _) => (Some(local), own.epoch, own.since, Some(&own.why)),
             (None, Some(known)) => (Some(&known.node), known.epoch, known.since, known.why.as_ref()),
             (None, None) => (None, 0, self.since, None),

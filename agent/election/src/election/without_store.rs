@@ -24,7 +24,7 @@ fn earliest_question(now: Duration) -> Duration {
 /// Returns whether a majority answered lately, after `from`. Otherwise it is asked: a node that was cut off a moment
 /// ago knows nothing of a leader that came back, and of another one that took the VIP.
 fn is_answered(from: Duration, peers: &Peers, cx: &mut Context<'_>) -> bool {
-    let is_answered = peers.evidence >= Some(from.max(earliest_question(cx.now)));
+    let is_answered = peers.evidence_since >= Some(from.max(earliest_question(cx.now)));
     if !is_answered {
         ask(cx);
     }
@@ -108,7 +108,7 @@ impl VipState {
         let Takeover::Granted { why, witnessed: true } = cx.guard.decide(cx.vip, self, peers, cx.now) else {
             return None;
         };
-        let leader = self.known.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
+        let leader = self.latest.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
         let is_answered = is_answered(from, peers, cx);
         let is_confirmed = leader.is_none_or(|leader| is_confirmed(leader, peers, from.max(earliest_question(cx.now))));
         (is_answered && is_confirmed).then_some(why)
@@ -162,7 +162,7 @@ impl VipState {
             && self.predecessor(peers, cx) == Predecessor::Gone;
         if is_clear {
             self.lead(cx);
-            self.doubted = true;
+            self.must_reread = true;
         } else {
             cx.schedule.wake_at(cx.now + SHORT_RETRY);
         }

@@ -153,7 +153,7 @@ impl Membership {
             self.update_silence();
         } else if self.peers.majority {
             if answers * 2 > of {
-                self.peers.evidence = self.peers.evidence.max(Some(asked));
+                self.peers.evidence_since = self.peers.evidence_since.max(Some(asked));
             }
             if answers * 3 > of * 2 {
                 self.evidence.assent = self.evidence.assent.max(Some(asked));
@@ -172,11 +172,11 @@ impl Membership {
         let others = self.peers.members.values().filter(|peer| peer.status != MemberStatus::Left);
         let mut answered: Vec<_> = others.map(|peer| peer.answered).collect();
         answered.sort_unstable();
-        self.peers.evidence = match needed {
+        self.peers.evidence_since = match needed {
             0 => Some(now),
             needed => answered.len().checked_sub(needed).and_then(|at| answered[at]),
         };
-        self.evidence.assent = self.peers.evidence;
+        self.evidence.assent = self.peers.evidence_since;
     }
 
     /// Updates the time since which the nodes that are down can have had no evidence, and the time of the latest

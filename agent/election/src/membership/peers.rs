@@ -14,7 +14,7 @@ pub struct Peers {
     /// later. Of two members, the other one answered. Known members are in `members` and have not
     /// left. In a large cluster it is a majority of a sample, while SWIM considers a majority of
     /// all alive. `None`: never so far.
-    pub evidence: Option<Duration>,
+    pub evidence_since: Option<Duration>,
     /// More than half of the known members are alive, this node included. It is `false` where the
     /// cluster has other Nodes and none of them was ever alive here.
     pub majority: bool,

@@ -127,7 +127,7 @@ fn a_node_that_hears_but_is_not_heard_is_down_and_one_that_is_heard_but_does_not
         assert!(network.until(ms(5000), down).is_some(), "deaf: {deaf}");
         network.run(ms(3000));
         assert!(down(&network), "deaf: {deaf}: it is not, later");
-        assert!(network.of(0).peers().evidence.unwrap() < network.now - ms(3000), "nobody can hold it for alive");
+        assert!(network.of(0).peers().evidence_since.unwrap() < network.now - ms(3000), "nobody can hold it for alive");
     }
 }
 
@@ -146,7 +146,7 @@ fn who_leaves_has_left_at_once_and_is_known_no_more() {
     assert_eq!(network.status(1, 0), Some(MemberStatus::Left), "and is not down later");
     // Of two known ones the other one must answer, and it does.
     assert!(network.of(1).peers().majority);
-    assert!(network.now - network.of(1).peers().evidence.unwrap() <= HEARTBEAT + ms(2));
+    assert!(network.now - network.of(1).peers().evidence_since.unwrap() <= HEARTBEAT + ms(2));
     network.kill(2);
     network.run(ms(1000));
     assert!(!network.of(1).peers().majority, "one of two");
@@ -333,7 +333,7 @@ fn the_majority_of_a_partition_is_undisturbed_when_it_heals() {
         for of in 0..5 {
             let majority = of >= 2;
             assert_eq!(network.of(of).peers().majority, majority);
-            let fresh = network.now - network.of(of).peers().evidence.unwrap() < ms(150);
+            let fresh = network.now - network.of(of).peers().evidence_since.unwrap() < ms(150);
             assert_eq!(fresh, majority, "evidence of {of}");
             assert!((0..5).filter(|node| *node != of).all(|node| {
                 network.status(of, node)
@@ -430,7 +430,7 @@ fn losses_seldom_bring_anybody_down() {
         for _ in 0..seconds * 10 {
             network.run(ms(100));
             for node in 0..nodes {
-                stale += usize::from(network.now - network.of(node).peers().evidence.unwrap() > ms(300));
+                stale += usize::from(network.now - network.of(node).peers().evidence_since.unwrap() > ms(300));
             }
         }
         let downs: usize = (0..nodes).map(|node| network.count(node, &MembershipEvent::Disowned)).sum();

@@ -506,10 +506,10 @@ impl Agent {
     /// Returns the peers as [`Mutation::CountsFromTheAnswer`] sees them.
     fn counted_from_the_answer(&mut self, now: Duration) -> Peers {
         let mut peers = self.membership.peers().clone();
-        if peers.evidence != self.evidence.0 {
-            self.evidence = (peers.evidence, now + HEARTBEAT);
+        if peers.evidence_since != self.evidence.0 {
+            self.evidence = (peers.evidence_since, now + HEARTBEAT);
         }
-        peers.evidence = peers.evidence.map(|_| self.evidence.1);
+        peers.evidence_since = peers.evidence_since.map(|_| self.evidence.1);
         peers
     }
 }

@@ -3,9 +3,9 @@
 
 use std::{error::Error, time::Duration};
 
-use super::lasting::{
-    Lasting,
-    LastingChange::{Began, Ended},
+use super::debounce::{
+    Debounce,
+    DebounceChange::{Began, Ended},
 };
 use vipmux_cluster::store::{StoreError, StoreOperation, StoreOutcome};
 use vipmux_election::membership::Peers;
@@ -24,13 +24,13 @@ const WRITES_QUIET: Duration = Duration::from_mins(1);
 /// The faults of this node.
 #[derive(Debug)]
 pub(crate) struct LeadershipFaults {
-    members: Lasting,
-    store_evidence: Lasting,
-    fence: Lasting,
+    members: Debounce,
+    store_evidence: Debounce,
+    fence: Debounce,
     /// Lapses of the deadline since the fault began.
     lapses: u64,
-    unstable: Lasting,
-    writes: Lasting,
+    unstable: Debounce,
+    writes: Debounce,
     /// Failed writes since the fault began.
     failures: u64,
 }
@@ -38,12 +38,12 @@ pub(crate) struct LeadershipFaults {
 impl Default for LeadershipFaults {
     fn default() -> Self {
         Self {
-            members: Lasting::new(MEMBERS_MISSING, Duration::ZERO),
-            store_evidence: Lasting::new(STORE_EVIDENCE, STORE_EVIDENCE),
-            fence: Lasting::new(Duration::ZERO, FENCE_QUIET),
+            members: Debounce::new(MEMBERS_MISSING, Duration::ZERO),
+            store_evidence: Debounce::new(STORE_EVIDENCE, STORE_EVIDENCE),
+            fence: Debounce::new(Duration::ZERO, FENCE_QUIET),
             lapses: 0,
-            unstable: Lasting::new(Duration::ZERO, Duration::ZERO),
-            writes: Lasting::new(Duration::ZERO, WRITES_QUIET),
+            unstable: Debounce::new(Duration::ZERO, Duration::ZERO),
+            writes: Debounce::new(Duration::ZERO, WRITES_QUIET),
             failures: 0,
         }
     }
@@ -285,7 +285,7 @@ mod tests {
         };
         let members = [("n2", MemberStatus::Alive), ("n3", MemberStatus::Down), ("n4", MemberStatus::Left)];
         let members = members.map(|(name, status)| (node_name(name), peer(status)));
-        let peers = Peers { members: BTreeMap::from(members), evidence: None, majority: true, pair: false };
+        let peers = Peers { members: BTreeMap::from(members), evidence_since: None, majority: true, pair: false };
         let nodes: Addresses = ["n1", "n2", "n3", "n4", "n5"].map(|name| (node_name(name), Vec::new())).into();
         assert_eq!(missing(&node_name("n1"), &nodes, &peers), ["n3", "n4", "n5"].map(node_name));
     }

@@ -9,7 +9,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::*;
-use crate::store::RecordStanding;
+use crate::store::RecordState;
 use vipmux_testing::{
     PATIENCE, again_while,
     names::{node_name, vip},
@@ -140,16 +140,16 @@ fn an_id_that_is_damaged_is_an_error() {
 fn a_nodes_record_is_compared_and_swapped() {
     let (state, folder) = state();
     let node = node_name("n1");
-    let content = |standing| RecordContent { standing, promise: Duration::from_millis(300) };
-    let swap = |folder: &Folder, expected: Option<&Version>, standing| {
-        let content = content(standing);
+    let content = |state| RecordContent { state, promise: Duration::from_millis(300) };
+    let swap = |folder: &Folder, expected: Option<&Version>, state| {
+        let content = content(state);
         at_last(|| folder.swap_record(&node, expected, &content, Instant::now() + OPERATION_TIMEOUT))
     };
-    let Swapped::Done(first) = swap(&folder, None, RecordStanding::Confirmed) else { panic!("there is none") };
-    assert_eq!(swap(&folder, None, RecordStanding::Confirmed), Swapped::Conflict);
-    let by = RecordStanding::Challenged(node_name("n2"));
+    let Swapped::Done(first) = swap(&folder, None, RecordState::Confirmed) else { panic!("there is none") };
+    assert_eq!(swap(&folder, None, RecordState::Confirmed), Swapped::Conflict);
+    let by = RecordState::Challenged(node_name("n2"));
     let Swapped::Done(second) = swap(&store(&state), Some(&first), by.clone()) else { panic!("another agent's swap") };
-    assert_eq!(swap(&folder, Some(&first), RecordStanding::Confirmed), Swapped::Conflict);
+    assert_eq!(swap(&folder, Some(&first), RecordState::Confirmed), Swapped::Conflict);
     let record = NodeRecord { content: content(by), version: second };
     assert_eq!(folder.read_record(&node).unwrap(), Some(record));
     assert_eq!(folder.read_record(&node_name("n2")).unwrap(), None);

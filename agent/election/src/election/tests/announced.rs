@@ -148,7 +148,7 @@ fn an_assured_leader_stops_when_the_announcing_peer_does_not_answer_within_a_lea
         bench.later(ms(10));
         bench.give(goes_on(&bench, &["c"]));
         assert!(bench.now <= heard + LEASE, "it goes on");
-        bench.peers.evidence = Some(bench.now);
+        bench.peers.evidence_since = Some(bench.now);
         bench.give(Input::Tick { carrier: true });
     }
     assert_eq!(bench.now, heard + LEASE);

@@ -190,7 +190,7 @@ fn a_deadline_that_passed_is_not_extended_before_everything_is_known_anew() {
         bench.said(),
         ["follow: the fence deadline passed: this node was stopped, or is cut off", "renounce", "gather"]
     );
-    bench.peers.evidence = None;
+    bench.peers.evidence_since = None;
     bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
     assert_eq!((bench.said(), bench.election.fence.deadline), (vec![], None), "nothing is known yet");
     bench.want(&["a"]);
@@ -246,7 +246,7 @@ fn who_was_held_for_down_makes_sure_of_its_leases() {
 fn the_deadline_counts_from_when_the_evidence_was_asked_for() {
     let mut bench = Bench::leading();
     bench.later(ms(250));
-    bench.peers.evidence = Some(T + ms(60));
+    bench.peers.evidence_since = Some(T + ms(60));
     bench.give(Input::Tick { carrier: true });
     assert_eq!(bench.election.fence.deadline, Some(T + ms(60) + LEASE));
 }
@@ -256,7 +256,7 @@ fn without_a_carrier_the_deadline_stands_still() {
     let mut bench = Bench::leading();
     let before = bench.election.fence.deadline;
     bench.later(ms(100));
-    bench.peers.evidence = Some(bench.now);
+    bench.peers.evidence_since = Some(bench.now);
     bench.give(Input::Tick { carrier: false });
     assert_eq!(bench.election.fence.deadline, before);
 }

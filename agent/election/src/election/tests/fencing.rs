@@ -12,7 +12,7 @@ fn without_a_majority_a_leader_has_time_to_answer_in_its_record() {
     bench.peers.majority = false;
     bench.ticks(1);
     assert_eq!(bench.recorded(), ["read b"]);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     assert_eq!(bench.recorded(), ["challenge b (r1)"]);
     bench.record("b", RecordOutcome::Swapped(version("r2")));
     bench.ticks(20);
@@ -33,7 +33,7 @@ fn a_leader_that_answers_in_its_record_is_left_alone_for_a_while() {
     bench.ticks(1).record("b", RecordOutcome::Read(None)).record("b", RecordOutcome::Swapped(version("r1"))).ticks(4);
     assert_eq!(bench.recorded(), ["read b", "challenge b (none)", "fence b (r1)"], "half need fear no majority");
     bench.record("b", RecordOutcome::Conflict);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r2"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r2"))));
     assert_eq!(bench.recorded(), ["read b"]);
     bench.ticks(99);
     assert_eq!((bench.recorded(), bench.said()), (Vec::new(), Vec::new()));
@@ -49,10 +49,10 @@ fn of_two_nodes_that_challenge_a_leader_one_fences_it_for_both() {
     bench.peers.members.remove(&node_name("c"));
     bench.peers.majority = false;
     bench.ticks(1);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Challenged(node_name("d")), "r1")))).ticks(4);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Challenged(node_name("d")), "r1")))).ticks(4);
     assert_eq!(bench.recorded(), ["read b", "fence b (r1)"]);
     bench.record("b", RecordOutcome::Conflict);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Fenced(node_name("d")), "r2"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Fenced(node_name("d")), "r2"))));
     bench.ticks(1);
     assert_eq!((bench.recorded(), bench.said()), (vec!["read b".to_owned()], vec!["read".to_owned()]));
 }
@@ -64,14 +64,14 @@ fn a_majority_fences_the_leader_that_it_follows_and_waits_for_a_long_promise_onl
     bench.falls("b", MemberStatus::Down);
     bench.ticks(4);
     assert_eq!((bench.said(), bench.recorded()), (vec!["read".to_owned()], vec!["read b".to_owned()]));
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     assert_eq!(bench.recorded(), ["fence b (r1)"]);
     bench.give(read(Some(lease("b", 4, "v4"))));
     assert_eq!(bench.said(), ["swap v4 for 5"]);
 
     let mut bench = Bench::following();
     bench.recorded();
-    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let content = RecordContent { state: RecordState::Confirmed, promise: ms(2_000) };
     let long = NodeRecord { content, version: version("r1") };
     bench.give(Input::RecordChanged { node: node_name("b"), record: Some(long.clone()) });
     bench.falls("b", MemberStatus::Down);
@@ -94,7 +94,7 @@ fn a_majority_that_is_lost_before_the_record_is_read_gives_the_leader_time_to_an
     assert_eq!((bench.said(), bench.recorded()), (vec!["read".to_owned()], vec!["read b".to_owned()]));
     bench.falls("c", MemberStatus::Down);
     bench.peers.majority = false;
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     assert_eq!(bench.recorded(), ["challenge b (r1)"]);
     bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(20);
     assert_eq!(bench.recorded(), [""; 0]);
@@ -117,7 +117,7 @@ fn minority() -> Bench {
 /// As [`minority`], and it has challenged `b` a tick ago.
 fn challenged() -> Bench {
     let mut bench = minority();
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(1);
     assert_eq!(bench.recorded(), ["challenge b (r1)"]);
     bench
@@ -132,7 +132,7 @@ fn a_leader_that_is_alive_again_is_neither_challenged_nor_fenced() {
 
     let mut bench = minority();
     bench.falls("b", MemberStatus::Alive);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")))).ticks(30);
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1")))).ticks(30);
     assert_eq!(bench.recorded(), [""; 0]);
 }
 
@@ -163,16 +163,16 @@ fn a_majority_that_is_back_challenges_nobody_whose_promise_is_short() {
     let mut bench = minority();
     bench.falls("c", MemberStatus::Alive);
     bench.peers.majority = true;
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     assert_eq!(bench.recorded(), [""; 0]);
 }
 
 #[test]
 fn a_leader_has_answered_only_what_it_wrote_after_the_challenge() {
     let mut bench = minority();
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     bench.record("b", RecordOutcome::Conflict);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r2"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r2"))));
     assert_eq!(bench.recorded(), ["challenge b (r1)", "read b", "challenge b (r2)"]);
 }
 
@@ -181,9 +181,9 @@ fn a_majority_fences_a_leader_that_confirms_its_record_meanwhile() {
     let mut bench = Bench::following();
     bench.recorded();
     bench.falls("b", MemberStatus::Down);
-    bench.ticks(4).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.ticks(4).record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     bench.record("b", RecordOutcome::Conflict);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r2"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r2"))));
     assert_eq!(bench.recorded(), ["read b", "fence b (r1)", "read b", "fence b (r2)"]);
 }
 
@@ -194,7 +194,7 @@ fn a_leader_has_as_long_to_answer_as_its_own_lease() {
     bench.peers.members.remove(&node_name("c"));
     let agent = AgentInfo { version: "0.1.0".to_owned(), wire: WireVersions::OWN, lease: ms(900) };
     bench.peer("b").state.agent = Some(agent);
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(9);
     assert_eq!(bench.recorded(), ["challenge b (r1)"]);
     bench.ticks(1);
@@ -203,11 +203,11 @@ fn a_leader_has_as_long_to_answer_as_its_own_lease() {
 
 #[test]
 fn what_a_record_said_of_a_leader_is_believed_for_five_seconds_and_as_long_as_it_says_so() {
-    let confirmed = Some(record(RecordStanding::Confirmed, "r4"));
+    let confirmed = Some(record(RecordState::Confirmed, "r4"));
     for (changed, waits) in [(None, 2), (Some(confirmed), 2), (Some(None), 2), (None, 55)] {
         let mut bench = minority();
         bench.give(Input::Unable([vip4(1)].into()));
-        let fenced = record(RecordStanding::Fenced(node_name("d")), "r1");
+        let fenced = record(RecordState::Fenced(node_name("d")), "r1");
         bench.record("b", RecordOutcome::Read(Some(fenced))).ticks(1);
         let is_believed = changed.is_none() && waits < 50;
         if let Some(record) = changed {
@@ -224,7 +224,7 @@ fn a_minority_fences_a_leader_that_left_only_if_it_promised_more() {
     for promise in [LEASE, ms(2_000)] {
         let mut bench = Bench::following();
         bench.recorded();
-        let content = RecordContent { standing: RecordStanding::Confirmed, promise };
+        let content = RecordContent { state: RecordState::Confirmed, promise };
         let record = NodeRecord { content, version: version("r1") };
         bench.give(Input::RecordChanged { node: node_name("b"), record: Some(record.clone()) });
         bench.falls("b", MemberStatus::Left);
@@ -253,7 +253,7 @@ fn a_minority_that_was_cut_off_only_reads_the_record_of_a_leader_that_left() {
     bench.peers.majority = false;
     bench.recorded();
     bench.want(&["a"]);
-    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")))).ticks(10);
+    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1")))).ticks(10);
     let of_b: Vec<_> = bench.recorded().into_iter().filter(|line| line.contains(" b")).collect();
     assert_eq!(of_b, ["read b"]);
 }
@@ -296,7 +296,7 @@ fn a_node_that_was_cut_off_reads_the_records_of_few_leaders_at_once() {
 #[test]
 fn promises_are_kept_as_long_as_there_is_a_record() {
     let mut bench = Bench::following();
-    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let content = RecordContent { state: RecordState::Confirmed, promise: ms(2_000) };
     let long = NodeRecord { content, version: version("r1") };
     bench.record("b", RecordOutcome::Read(Some(long.clone())));
     assert!(bench.election.fencings.promises_more(&node_name("b"), LEASE), "also while the node is alive");
@@ -304,7 +304,7 @@ fn promises_are_kept_as_long_as_there_is_a_record() {
     assert!(!bench.election.fencings.promises_more(&node_name("b"), LEASE));
     bench.record("b", RecordOutcome::Read(Some(long)));
     assert!(bench.election.fencings.promises_more(&node_name("b"), LEASE));
-    bench.record("b", RecordOutcome::Read(Some(record(RecordStanding::Fenced(node_name("c")), "r2"))));
+    bench.record("b", RecordOutcome::Read(Some(record(RecordState::Fenced(node_name("c")), "r2"))));
     assert!(!bench.election.fencings.promises_more(&node_name("b"), LEASE), "a node that is fenced promises nothing");
 }
 
@@ -318,7 +318,7 @@ fn a_majority_reads_the_record_of_a_leader_that_is_down_before_it_takes_anything
     assert_eq!((bench.said(), bench.recorded()), (vec!["read".to_owned()], vec!["read b".to_owned()]));
     bench.give(read(Some(lease("b", 4, "v4")))).later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), ["read"], "it waits for the record");
-    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let content = RecordContent { state: RecordState::Confirmed, promise: ms(2_000) };
     bench.record("b", RecordOutcome::Read(Some(NodeRecord { content, version: version("r1") })));
     bench.give(read(Some(lease("b", 4, "v4"))));
     assert_eq!((bench.said(), bench.recorded()), (Vec::new(), vec!["challenge b (r1)".to_owned()]), "a long promise");
@@ -345,7 +345,7 @@ fn a_node_that_was_cut_off_waits_for_the_longest_promise_if_the_store_does_not_a
         bench.said();
         bench.falls("b", MemberStatus::Down);
         bench.ticks(1);
-        let record = RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1")));
+        let record = RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1")));
         bench.record("b", if answers { record } else { RecordOutcome::Unavailable });
         let mut waited = 1;
         while !bench.said().contains(&"read".to_owned()) {
@@ -387,7 +387,7 @@ fn answered_twice(alone_of: usize, holder: &str, between: impl Fn(&mut Bench)) -
         bench.peers.pair = true;
     }
     bench.peers.majority = false;
-    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordStanding::Confirmed, "r1"))));
+    bench.ticks(1).record("b", RecordOutcome::Read(Some(record(RecordState::Confirmed, "r1"))));
     bench.record("b", RecordOutcome::Swapped(version("r2"))).ticks(25);
     bench.record("b", RecordOutcome::Swapped(version("r3"))).ticks(1);
     assert_eq!(bench.said(), ["read"]);
@@ -398,7 +398,7 @@ fn answered_twice(alone_of: usize, holder: &str, between: impl Fn(&mut Bench)) -
     assert!(bench.election.leadership(vip4(1)).unwrap().answered);
     between(&mut bench);
     bench.ticks(101);
-    let fenced = record(RecordStanding::Fenced(node_name("a")), "r3");
+    let fenced = record(RecordState::Fenced(node_name("a")), "r3");
     bench.record("b", RecordOutcome::Read(Some(fenced))).ticks(1);
     bench.give(read(Some(lease(holder, 4, "v4"))));
     assert_eq!(bench.said(), ["read", "ask the LAN"]);
@@ -411,8 +411,7 @@ fn answered_twice(alone_of: usize, holder: &str, between: impl Fn(&mut Bench)) -
 fn half_of_the_members_take_over_from_a_fenced_leader_in_whose_name_the_network_answers() {
     assert_eq!(answered_twice(2, "b", |_| {}), ["swap v4 for 5"]);
     assert_eq!(answered_twice(3, "b", |_| {}), [""; 0], "elsewhere may be a majority without the store");
-    let confirmed =
-        Input::RecordChanged { node: node_name("b"), record: Some(record(RecordStanding::Confirmed, "r4")) };
+    let confirmed = Input::RecordChanged { node: node_name("b"), record: Some(record(RecordState::Confirmed, "r4")) };
     assert_eq!(
         answered_twice(2, "b", |bench| {
             bench.give(confirmed.clone());

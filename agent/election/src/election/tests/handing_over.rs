@@ -105,7 +105,7 @@ fn a_successor_that_does_not_answer_has_the_time_of_its_deadline() {
 #[test]
 fn a_successor_whose_record_promised_more_has_that_time() {
     let mut bench = Bench::leading();
-    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let content = RecordContent { state: RecordState::Confirmed, promise: ms(2_000) };
     let long = NodeRecord { content, version: version("r1") };
     bench.give(recorded("b", bench.now, RecordOutcome::Read(Some(long))));
     bench.want(&["a", "b"]);
@@ -329,7 +329,7 @@ fn who_cannot_answer_any_more_gives_a_vip_up_as_soon_as_another_node_can_announc
     bench.later(ms(10)).give(Input::Unable([vip4(1)].into()));
     let tick = |bench: &mut Bench| {
         bench.later(ms(100)).give(Input::Tick { carrier: false });
-        bench.peers.evidence = Some(bench.now);
+        bench.peers.evidence_since = Some(bench.now);
         bench.give(Input::Peers);
     };
     (0..15).for_each(|_| tick(&mut bench));
@@ -361,7 +361,7 @@ fn who_cannot_answer_any_more_keeps_a_vip_that_no_other_node_would_take_or_for_a
         }
         bench.peer("b").state.unable.clear();
         bench.falls("b", other);
-        bench.peers.evidence = bench.now.checked_sub(if is_heard { ms(10) } else { LEASE });
+        bench.peers.evidence_since = bench.now.checked_sub(if is_heard { ms(10) } else { LEASE });
         bench.give(Input::Peers);
         let case = format!("{beats} beats, heard: {is_heard}, unable: {unable}, the other one is {other:?}");
         assert_eq!(bench.role() == Role::Following, goes, "{case}");

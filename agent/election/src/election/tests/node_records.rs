@@ -4,7 +4,7 @@ use super::*;
 
 /// The record of this node is as it wrote it.
 fn confirmed(version: &str) -> RecordOutcome {
-    RecordOutcome::Read(Some(record(RecordStanding::Confirmed, version)))
+    RecordOutcome::Read(Some(record(RecordState::Confirmed, version)))
 }
 
 /// A leader of three nodes that no longer hears the others.
@@ -13,7 +13,7 @@ fn alone() -> Bench {
     bench.recorded();
     bench.falls("b", MemberStatus::Down);
     bench.falls("c", MemberStatus::Down);
-    (bench.peers.majority, bench.peers.evidence) = (false, None);
+    (bench.peers.majority, bench.peers.evidence_since) = (false, None);
     bench.later(ms(100)).give(Input::Tick { carrier: true });
     bench
 }
@@ -65,11 +65,7 @@ fn a_node_takes_no_vip_before_it_has_read_its_record_and_confirmed_it() {
     let take = || told("b", TransferStep::Take, 5);
     assert_eq!(bench.give(take()).said(), ["b: declined 5"]);
     bench.give(Input::RecordChanged { node: node_name("a"), record: None });
-    bench.give(recorded(
-        "a",
-        bench.now,
-        RecordOutcome::Read(Some(record(RecordStanding::Fenced(node_name("b")), "r1"))),
-    ));
+    bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(record(RecordState::Fenced(node_name("b")), "r1")))));
     assert_eq!(bench.recorded(), ["read a", "confirm a (r1) for 300 ms"], "though it leads nothing");
     assert_eq!(bench.give(take()).said(), ["b: declined 5"]);
     bench.give(recorded("a", bench.now, RecordOutcome::Swapped(version("r2")))).ticks(60).said();
@@ -82,7 +78,7 @@ fn a_node_whose_lease_was_raised_writes_that_before_it_takes_vips() {
     let mut bench = Bench::following();
     bench.election.record = OwnRecord::default();
     bench.give(Input::RecordChanged { node: node_name("a"), record: None });
-    let content = RecordContent { standing: RecordStanding::Confirmed, promise: LEASE / 2 };
+    let content = RecordContent { state: RecordState::Confirmed, promise: LEASE / 2 };
     let earlier = NodeRecord { content, version: version("r1") };
     bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(earlier))));
     assert_eq!(bench.recorded(), ["read a", "confirm a (r1) for 300 ms"]);
@@ -112,7 +108,7 @@ fn a_node_that_could_not_read_its_record_when_it_started_reads_it_later() {
 fn a_record_that_is_challenged_is_no_evidence() {
     let mut bench = alone();
     let (asked, before) = (bench.now, bench.election.fence.deadline);
-    let challenged = record(RecordStanding::Challenged(node_name("b")), "r7");
+    let challenged = record(RecordState::Challenged(node_name("b")), "r7");
     bench.later(ms(10)).give(recorded("a", asked, RecordOutcome::Read(Some(challenged))));
     assert_eq!(
         (bench.election.fence.deadline, bench.recorded().pop().unwrap().as_str()),
@@ -169,7 +165,7 @@ fn one_round_of_heartbeats_without_a_majority_can_be_chance() {
 fn a_node_that_leads_nothing_and_can_take_nothing_asks_the_store_for_no_evidence() {
     let mut bench = Bench::following();
     bench.recorded();
-    (bench.peers.majority, bench.peers.evidence) = (false, None);
+    (bench.peers.majority, bench.peers.evidence_since) = (false, None);
     for _ in 0..20 {
         bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
     }
@@ -186,7 +182,7 @@ fn half_of_the_members_and_a_minority_after_a_while_need_to_confirm_less_often()
             if !is_read {
                 promise = ms(2_000);
             }
-            let content = RecordContent { standing: RecordStanding::Confirmed, promise };
+            let content = RecordContent { state: RecordState::Confirmed, promise };
             let read = RecordOutcome::Read(Some(NodeRecord { content, version: version("r0") }));
             said.push((beat, line));
             bench.give(recorded("a", bench.now, if is_read { read } else { RecordOutcome::Swapped(version("r0")) }));
@@ -257,7 +253,7 @@ fn a_majority_that_is_back_does_not_wait_for_a_store_that_is_slow() {
     assert_eq!(bench.election.fence.deadline, deadline);
     // The next heartbeat is not answered yet, and may never be.
     bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
-    let content = RecordContent { standing: RecordStanding::Confirmed, promise: ms(2_000) };
+    let content = RecordContent { state: RecordState::Confirmed, promise: ms(2_000) };
     let late = RecordOutcome::Read(Some(NodeRecord { content, version: version("r1") }));
     bench.later(ms(50)).give(recorded("a", asked, late));
     assert_eq!(bench.election.fence.deadline, deadline);
@@ -269,7 +265,7 @@ fn a_node_that_hears_no_majority_for_half_of_its_lease_reads_its_record() {
     let mut bench = Bench::leading();
     bench.recorded();
     let answered = bench.now;
-    bench.peers.evidence = Some(answered);
+    bench.peers.evidence_since = Some(answered);
     bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
     assert_eq!((bench.recorded(), bench.election.next()), (vec![], Some(answered + LEASE / 2)), "that may be chance");
     bench.later(ms(50)).give(Input::Peers);
@@ -281,7 +277,7 @@ fn a_node_that_hears_no_majority_for_half_of_its_lease_reads_its_record() {
 fn a_long_promise_stands_until_a_majority_answers_the_latest_heartbeat() {
     let mut bench = whole_again();
     let before = bench.election.fence.deadline;
-    bench.peers.evidence = Some(bench.now);
+    bench.peers.evidence_since = Some(bench.now);
     bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
     assert_eq!((deadlines(&mut bench), bench.election.fence.deadline), (vec![], before));
 }
@@ -293,7 +289,7 @@ fn a_promise_that_is_retracted_moves_no_deadline_forward() {
     assert_eq!(bench.recorded(), ["confirm a (r1) for 300 ms"], "until that is written, the promise is a long one");
     deadlines(&mut bench);
     bench.later(HEARTBEAT);
-    bench.peers.evidence = Some(bench.now);
+    bench.peers.evidence_since = Some(bench.now);
     bench.give(Input::Tick { carrier: false });
     assert_eq!(deadlines(&mut bench), [Duration::ZERO; 0], "without a carrier the deadline stands still");
 }
@@ -302,7 +298,7 @@ fn a_promise_that_is_retracted_moves_no_deadline_forward() {
 #[test]
 fn a_promise_that_is_retracted_moves_no_deadline_that_has_passed() {
     let mut bench = whole_again();
-    bench.peers.evidence = Some(bench.election.ticked);
+    bench.peers.evidence_since = Some(bench.election.ticked);
     bench.later(ms(2_000)).give(Input::Peers);
     assert_eq!(deadlines(&mut bench), [Duration::ZERO; 0]);
     bench.said();
@@ -319,7 +315,7 @@ fn a_long_promise_stays_in_the_record_until_a_majority_is_back() {
     bench.peers.members.insert(node_name("c"), peer(MemberStatus::Down, T));
     bench.later(ms(1_000)).give(Input::Tick { carrier: true });
     assert_eq!(bench.recorded(), ["read a"]);
-    let challenged = RecordContent { standing: RecordStanding::Challenged(node_name("b")), promise: ms(2_000) };
+    let challenged = RecordContent { state: RecordState::Challenged(node_name("b")), promise: ms(2_000) };
     let challenged = NodeRecord { content: challenged, version: version("r2") };
     bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(challenged))));
     assert_eq!(bench.recorded(), ["confirm a (r2) for 2000 ms"]);
@@ -333,7 +329,7 @@ fn a_long_promise_stays_in_the_record_until_a_majority_is_back() {
 fn a_node_that_is_challenged_confirms_its_record_at_once() {
     let mut bench = Bench::leading();
     bench.recorded();
-    let challenged = record(RecordStanding::Challenged(node_name("b")), "r7");
+    let challenged = record(RecordState::Challenged(node_name("b")), "r7");
     bench.give(Input::RecordChanged { node: node_name("a"), record: Some(challenged.clone()) });
     assert_eq!(bench.recorded(), ["read a"], "a watch may be late");
     bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(challenged))));
@@ -345,7 +341,7 @@ fn a_node_that_is_challenged_confirms_its_record_at_once() {
 fn a_node_that_is_fenced_leads_again_what_is_still_its_own() {
     let mut bench = alone();
     bench.said();
-    let fenced = record(RecordStanding::Fenced(node_name("b")), "r7");
+    let fenced = record(RecordState::Fenced(node_name("b")), "r7");
     bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(fenced))));
     bench.later(ms(10)).give(Input::Peers);
     assert_eq!(bench.said(), ["follow: this node did not answer in its record, b may take it", "read"]);
@@ -356,9 +352,9 @@ fn a_node_that_is_fenced_leads_again_what_is_still_its_own() {
 /// With a majority it needs no record. A minority elsewhere would take its VIPs later, and not challenge it.
 #[test]
 fn a_node_with_a_majority_confirms_what_another_one_wrote_into_its_record() {
-    for standing in [RecordStanding::Fenced, RecordStanding::Challenged] {
+    for state in [RecordState::Fenced, RecordState::Challenged] {
         let mut bench = Bench::leading();
-        let other = record(standing(node_name("b")), "r7");
+        let other = record(state(node_name("b")), "r7");
         bench.give(Input::RecordChanged { node: node_name("a"), record: Some(other.clone()) });
         bench.recorded();
         bench.give(recorded("a", bench.now, RecordOutcome::Read(Some(other.clone()))));
@@ -442,7 +438,7 @@ fn a_refused_confirmation_is_repeated_before_the_evidence_lapses() {
         assert!(bench.election.fence.is_open(next));
         bench.give(Input::Peers);
         assert_eq!(bench.recorded(), ["read a"]);
-        let content = RecordContent { standing: RecordStanding::Confirmed, promise };
+        let content = RecordContent { state: RecordState::Confirmed, promise };
         let record = NodeRecord { content, version: version("r1") };
         bench.give(recorded("a", next, RecordOutcome::Read(Some(record))));
         assert_eq!(bench.election.fence.deadline, Some(next + promise));

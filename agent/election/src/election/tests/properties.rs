@@ -154,7 +154,7 @@ impl World {
             }
             Step::Turn { carrier, evidence } => {
                 let asked = evidence.map(|ago| now.saturating_sub(ms(ago)));
-                bench.peers.evidence = bench.peers.evidence.max(asked);
+                bench.peers.evidence_since = bench.peers.evidence_since.max(asked);
                 Input::Tick { carrier }
             }
             Step::Stands(peer, status) => {
@@ -278,14 +278,14 @@ impl World {
                 Command::Extend(deadline) => {
                     prop_assert!(!self.gathers, "what is wanted was not read anew");
                     prop_assert!(self.deadline.is_none_or(|before| now < before), "it has passed");
-                    let until = self.bench.peers.evidence.map(|asked| asked + LEASE).max(self.confirmed);
+                    let until = self.bench.peers.evidence_since.map(|asked| asked + LEASE).max(self.confirmed);
                     prop_assert!(until.is_some_and(|until| deadline <= until), "nobody said so");
                     self.deadline = Some(deadline);
                 }
                 Command::Reload => {
                     (self.gathers, self.deadline, self.confirmed, self.lapsed) = (true, None, None, now);
                 }
-                Command::DiscardEvidence => self.bench.peers.evidence = None,
+                Command::DiscardEvidence => self.bench.peers.evidence_since = None,
                 Command::Store(StoreOperation::Survey) => {
                     prop_assert_eq!(self.asked.replace(now), None, "one is under way at most");
                 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    election::{takeover_guard::Takeover, vip_state::KnownLeader},
+    election::{takeover_guard::Takeover, vip_state::LatestLeader},
     membership::{AgentInfo, SAMPLE, WireVersions},
 };
 
@@ -14,13 +14,13 @@ fn after(lease: Duration, asked: Duration) -> Duration {
 /// Returns when the VIP of `b` may be taken in a cluster of so many members, by a node that has evidence without a
 /// gap since `back`.
 fn taken_at(b: Peer, members: usize, back: Duration, fencings: &Fencings) -> Duration {
-    let mut peers = Peers { evidence: Some(T), majority: true, ..Peers::default() };
+    let mut peers = Peers { evidence_since: Some(T), majority: true, ..Peers::default() };
     for number in 2..members {
         peers.members.insert(node_name(format!("n{number}")), peer(MemberStatus::Alive, T));
     }
     peers.members.insert(node_name("b"), b);
-    let known = KnownLeader { node: node_name("b"), epoch: 4, since: Duration::ZERO, why: Some(Why::First) };
-    let state = VipState { known: Some(known), ..VipState::default() };
+    let known = LatestLeader { node: node_name("b"), epoch: 4, since: Duration::ZERO, why: Some(Why::First) };
+    let state = VipState { latest: Some(known), ..VipState::default() };
     let (local, led_at_start, mutated) = (node_name("a"), BTreeSet::new(), Mutated::default());
     let guard = TakeoverGuard {
         local: &local,

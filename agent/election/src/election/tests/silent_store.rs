@@ -23,10 +23,10 @@ fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer(
     assert_eq!(bench.said(), ["read"]);
     bench.later(ms(100)).give(Input::Peers);
     assert!(bench.only_asks());
-    bench.peers.evidence = Some(bench.now);
+    bench.peers.evidence_since = Some(bench.now);
     bench.later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
-    bench.peer("b").confirmed = bench.peers.evidence;
+    bench.peer("b").confirmed = bench.peers.evidence_since;
     bench.answer().answer().answer().answer();
     assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
 }
@@ -36,7 +36,7 @@ fn who_has_no_evidence_since_it_asked_the_store_does_not_act_without_its_answer(
 fn who_has_no_evidence_since_it_asked_the_store_takes_no_vip_without_a_leader() {
     let mut bench = Bench::ready();
     bench.said();
-    bench.peers.evidence = bench.now.checked_sub(ms(1));
+    bench.peers.evidence_since = bench.now.checked_sub(ms(1));
     bench.later(ms(20)).give(stored(LeaseOutcome::Unavailable));
     assert!(bench.only_asks());
     bench.answer().answer();
@@ -99,7 +99,7 @@ fn what_was_taken_without_the_store_is_written_down_or_given_up_when_it_is_back(
 #[test]
 fn who_hears_nobody_takes_nothing_without_the_store() {
     let mut bench = Bench::ready();
-    bench.peers = Peers { evidence: Some(T), majority: false, ..Peers::default() };
+    bench.peers = Peers { evidence_since: Some(T), majority: false, ..Peers::default() };
     bench.ticks(50);
     assert_eq!(bench.said().last().unwrap(), "read");
     bench.give(stored(LeaseOutcome::Unavailable));

@@ -245,7 +245,7 @@ fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
         } else if found != AddressOwner::Nobody {
             bench.ticks(98);
             assert_eq!(bench.said(), [""; 0], "it is left alone");
-            let fenced = record(RecordStanding::Fenced(node_name("a")), "r2");
+            let fenced = record(RecordState::Fenced(node_name("a")), "r2");
             bench.ticks(5).record("b", RecordOutcome::Read(Some(fenced))).ticks(1);
             assert_eq!(bench.said(), ["read"], "but not for ever");
         }
@@ -362,7 +362,7 @@ fn who_knew_the_claim_of_a_holder_witnessed_its_end() {
             bench.later(ms(10)).give(Input::Peers);
             bench.peer("b").state.claims.clear();
         }
-        assert_eq!(bench.election.states[&vip4(1)].known.as_ref().unwrap().why.is_some(), heard);
+        assert_eq!(bench.election.states[&vip4(1)].latest.as_ref().unwrap().why.is_some(), heard);
         bench.falls("b", MemberStatus::Down);
         bench.peer("b").confirmed = None;
         bench.ticks(4).knows_b().give(read(Some(lease("b", 4, "v4"))));
@@ -437,7 +437,7 @@ fn who_is_slower_than_another_reads_again() {
 #[test]
 fn who_hears_nobody_knows_of_the_leaders_that_it_should_hear() {
     let mut bench = Bench::ready();
-    bench.peers = Peers { evidence: Some(T), majority: false, ..Peers::default() };
+    bench.peers = Peers { evidence_since: Some(T), majority: false, ..Peers::default() };
     let leases = Some(OrdMap::from_iter([(vip4(1), lease("c", 2, "v2"))]));
     bench.give(Input::Surveyed { asked: bench.now, leases });
     let unheard = |bench: &Bench| bench.election.unheard_leaders(&bench.peers, bench.now).len();

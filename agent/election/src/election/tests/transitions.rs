@@ -115,7 +115,7 @@ const INPUTS: [Made; 46] = [
         Input::Lossy([vip4(1)].into())
     }),
     ("a turn of the loop", |bench, _| {
-        bench.peers.evidence = Some(bench.now);
+        bench.peers.evidence_since = Some(bench.now);
         Input::Tick { carrier: true }
     }),
     ("a turn of the loop without a carrier", |_, _| Input::Tick { carrier: false }),
@@ -153,17 +153,17 @@ const INPUTS: [Made; 46] = [
     ("watched: no Lease", |_, _| changed(None)),
     ("watched: its record, challenged by b", |_, _| Input::RecordChanged {
         node: node_name("a"),
-        record: Some(record(RecordStanding::Challenged(node_name("b")), "r2")),
+        record: Some(record(RecordState::Challenged(node_name("b")), "r2")),
     }),
     ("no majority", |bench, _| {
         bench.peers.majority = false;
         Input::Peers
     }),
     ("no majority, and its record was read: challenged by b", |bench, _| {
-        read_own_record(bench, RecordStanding::Challenged(node_name("b")))
+        read_own_record(bench, RecordState::Challenged(node_name("b")))
     }),
     ("no majority, and its record was read: fenced by b", |bench, _| {
-        read_own_record(bench, RecordStanding::Fenced(node_name("b")))
+        read_own_record(bench, RecordState::Fenced(node_name("b")))
     }),
     ("some peer announced it", |bench, _| Input::PeerAnnounced(announced(bench, &[]))),
     ("c announced it", |bench, _| Input::PeerAnnounced(announced(bench, &["c"]))),
@@ -188,10 +188,10 @@ const INPUTS: [Made; 46] = [
     ("drain begins or ends", |bench, _| Input::Drain(!bench.election.availability.draining)),
 ];
 
-fn read_own_record(bench: &mut Bench, standing: RecordStanding) -> Input {
+fn read_own_record(bench: &mut Bench, state: RecordState) -> Input {
     bench.peers.majority = false;
-    bench.give(Input::RecordChanged { node: node_name("a"), record: Some(record(standing.clone(), "r2")) });
-    recorded("a", bench.now, RecordOutcome::Read(Some(record(standing, "r2"))))
+    bench.give(Input::RecordChanged { node: node_name("a"), record: Some(record(state.clone(), "r2")) });
+    recorded("a", bench.now, RecordOutcome::Read(Some(record(state, "r2"))))
 }
 
 fn claims(bench: &mut Bench, epoch: u64) {

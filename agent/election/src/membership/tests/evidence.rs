@@ -18,15 +18,15 @@ use vipmux_model::NodeName;
 fn evidence_of_one_is_itself_and_of_two_the_other() {
     let mut alone = together(1, 10);
     alone.run(ms(1000));
-    assert!(alone.now - alone.of(0).peers().evidence.unwrap() <= HEARTBEAT);
+    assert!(alone.now - alone.of(0).peers().evidence_since.unwrap() <= HEARTBEAT);
     assert!(alone.of(0).peers().majority);
     let mut two = together(2, 10);
     two.run(ms(1000));
-    assert!(two.now - two.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    assert!(two.now - two.of(0).peers().evidence_since.unwrap() <= HEARTBEAT + ms(1));
     two.paused.insert(1);
     let paused = two.now;
     two.run(ms(1000));
-    assert!(two.of(0).peers().evidence.unwrap() <= paused);
+    assert!(two.of(0).peers().evidence_since.unwrap() <= paused);
 }
 
 #[test]
@@ -36,12 +36,12 @@ fn evidence_is_as_old_as_the_oldest_answer_of_a_majority() {
     network.kill(4);
     network.kill(3);
     network.run(ms(1000));
-    assert!(network.now - network.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    assert!(network.now - network.of(0).peers().evidence_since.unwrap() <= HEARTBEAT + ms(1));
     let answered = |network: &Network, node| network.peer(0, node).answered.unwrap();
     network.kill(2);
     let killed = network.now;
     network.run(ms(1000));
-    let evidence = network.of(0).peers().evidence.unwrap();
+    let evidence = network.of(0).peers().evidence_since.unwrap();
     assert_eq!(evidence, answered(&network, 2));
     assert!(evidence <= killed && answered(&network, 1) > killed);
 }
@@ -62,7 +62,7 @@ fn who_is_down_has_had_no_evidence_since_the_others_say_it_was_silent() {
             network.cut = Box::new(|from, to| from == 0 || to == 0);
             for _ in 0..900 {
                 network.run(ms(1));
-                let evidence = network.of(0).peers().evidence;
+                let evidence = network.of(0).peers().evidence_since;
                 for of in (1..nodes).filter(|of| network.of(*of).peers().majority || nodes == 2) {
                     let peer = network.peer(of, 0);
                     assert!(peer.silent.is_none() || peer.status == MemberStatus::Down);
@@ -106,11 +106,11 @@ fn what_is_renounced_is_no_evidence() {
         membership.send_heartbeats(now);
         membership.discard_evidence(now + ms(1));
     });
-    assert_eq!(network.of(0).peers().evidence, None);
+    assert_eq!(network.of(0).peers().evidence_since, None);
     network.run(ms(3));
-    assert_eq!(network.of(0).peers().evidence, None, "they do not count");
+    assert_eq!(network.of(0).peers().evidence_since, None, "they do not count");
     network.run(HEARTBEAT);
-    assert!(network.of(0).peers().evidence.is_some(), "later ones do");
+    assert!(network.of(0).peers().evidence_since.is_some(), "later ones do");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn the_next_round_brings_no_discarded_evidence_back() {
     network.act(0, |membership, now| {
         membership.discard_evidence(now);
         membership.send_heartbeats(now);
-        assert_eq!(membership.peers().evidence, None, "nobody has answered since");
+        assert_eq!(membership.peers().evidence_since, None, "nobody has answered since");
     });
 }
 
@@ -132,7 +132,7 @@ fn the_others_are_asked_just_before_the_heartbeat_of_the_event_loop_that_uses_th
         let now = start + ms(after);
         // The fourth one is late.
         if [0, 100, 200, 450, 550].contains(&after) {
-            assert!(after == 0 || member.peers().evidence == rounds.last().copied());
+            assert!(after == 0 || member.peers().evidence_since == rounds.last().copied());
             member.schedule_heartbeats(now);
         }
         member.turn(now);
@@ -151,7 +151,7 @@ fn a_question_between_two_rounds_brings_evidence_and_is_asked_each_ten_milliseco
     let mut network = together(3, 12);
     network.run(HEARTBEAT / 3);
     let (mut member, now) = (network.take(0), network.now);
-    let before = member.peers().evidence;
+    let before = member.peers().evidence_since;
     let mut asked = BTreeSet::new();
     for after in 0..30 {
         member.ask_peers(now + ms(after));
@@ -165,7 +165,7 @@ fn a_question_between_two_rounds_brings_evidence_and_is_asked_each_ten_milliseco
     assert!(before < Some(now));
     let ack = Ack { asked: nanoseconds(now), at: StateVersion::default(), disowned: None, gone: Vec::new() };
     member.receive(&name(1), &Wire::Ack(ack).encode().unwrap(), now + ms(30)).unwrap();
-    assert_eq!(member.peers().evidence, Some(now));
+    assert_eq!(member.peers().evidence_since, Some(now));
 }
 
 /// The answer of a node that considers this generation of `gone` down.
@@ -242,7 +242,7 @@ fn of_a_large_cluster_a_sample_is_asked() {
     let mut network = together(60, 13);
     network.run(ms(1000));
     for node in 0..60 {
-        assert!(network.now - network.of(node).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+        assert!(network.now - network.of(node).peers().evidence_since.unwrap() <= HEARTBEAT + ms(1));
     }
     // 25 of 60 hear each other alone: more than half of many a sample.
     network.cut = Box::new(|from, to| (from < 25) != (to < 25));
@@ -251,7 +251,7 @@ fn of_a_large_cluster_a_sample_is_asked() {
     for node in 0..60 {
         // For the majority, not in each round; for the others, until SWIM has found how few they
         // are.
-        let evidence = network.of(node).peers().evidence.unwrap().saturating_sub(cut);
+        let evidence = network.of(node).peers().evidence_since.unwrap().saturating_sub(cut);
         assert_eq!(evidence > ms(1500), node >= 25, "node {node}: {evidence:?} after the cut");
     }
 }

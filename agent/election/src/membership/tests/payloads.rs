@@ -261,7 +261,7 @@ fn nodes_of_two_versions_are_one_cluster() {
             assert_eq!(peer.status, MemberStatus::Alive);
             assert_eq!(peer.state.agent.as_ref().unwrap().lease, ms(300));
         }
-        assert!(peers.evidence.is_some());
+        assert!(peers.evidence_since.is_some());
     }
 }
 
@@ -301,7 +301,7 @@ fn answers_to_what_was_never_asked_are_no_evidence() {
         let asked = u64::try_from(asked.as_nanos()).unwrap();
         let answer = Wire::Ack(Ack { asked, at, disowned: None, gone: Vec::new() }).encode().unwrap();
         membership.receive(&name(1), &answer, now).unwrap();
-        assert_eq!(membership.peers().evidence, None);
+        assert_eq!(membership.peers().evidence_since, None);
     }
 }
 
@@ -409,7 +409,7 @@ fn only_who_is_held_for_down_as_it_is_now_takes_another_generation() {
         let answer = Wire::Ack(Ack { asked: 2_000_000, at, disowned: Some(held), gone: Vec::new() }).encode().unwrap();
         membership.receive(&name(1), &answer, ms(2)).unwrap();
         assert_eq!(membership.take_events(ms(2)).contains(&MembershipEvent::Disowned), generation > 1);
-        assert_eq!(membership.peers().evidence, None, "it is no evidence in any case");
+        assert_eq!(membership.peers().evidence_since, None, "it is no evidence in any case");
         membership.take_outbox();
         membership.send_heartbeats(ms(3));
         let (_, ask) = &membership.take_outbox()[0];
@@ -457,6 +457,6 @@ proptest! {
             membership.take_events(now);
         }
         prop_assert!(membership.peers().members.len() <= 3);
-        prop_assert!(membership.peers().evidence.is_none_or(|evidence| evidence <= now));
+        prop_assert!(membership.peers().evidence_since.is_none_or(|evidence| evidence <= now));
     }
 }
