@@ -14,12 +14,12 @@ use serde_json::Value;
 
 use crate::{
     cleanup::Folder,
-    cluster::PATIENCE,
     container,
     lan::Node,
     netns::Namespace,
     pod,
     process::{self, Process},
+    wait::PATIENCE,
 };
 
 /// The ServiceAccount of the agents.

@@ -5,6 +5,7 @@ use std::{fs, net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+pub use crate::wait::PATIENCE;
 use crate::{
     agent::{self, Access, Agent, Origin, Plan},
     api_proxy::ApiProxy,
@@ -20,8 +21,6 @@ use crate::{
     wait,
 };
 
-/// The time limit for what takes milliseconds on an idle machine: an agent's start, a change.
-pub const PATIENCE: Duration = Duration::from_secs(90);
 /// The time limit for a request that must be answered.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// The time limit for what takes long on a busy machine: a bulk transfer, many attempts.

@@ -7,6 +7,8 @@ use std::{
 
 use anyhow::{Result, anyhow};
 
+/// The time limit for what takes milliseconds on an idle machine: an agent's start, a change.
+pub const PATIENCE: Duration = Duration::from_secs(90);
 /// The interval between checks of a condition.
 const INTERVAL: Duration = Duration::from_millis(10);
 

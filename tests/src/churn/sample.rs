@@ -13,7 +13,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, api::ListParams};
 use serde_json::Value;
 
-use super::{Change, Churn, KEPT};
+use super::{Churn, KEPT};
 use crate::{agent::Agent, api_server::SYSTEM, cluster::PATIENCE, lan::Node, process, scrape::Metrics};
 
 /// The state between two cycles.
@@ -36,11 +36,6 @@ impl Sample {
     /// Returns the sum of all counts whose name has this part.
     pub fn sum(&self, part: &str) -> u64 {
         self.counts.iter().filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum()
-    }
-
-    /// Returns the counts that differ from those of another sample.
-    pub fn differences(&self, other: &Self) -> Vec<Change> {
-        Change::all(&[other], &[self], |sample| &sample.counts).into_iter().filter(Change::differs).collect()
     }
 }
 

@@ -56,6 +56,13 @@ impl fmt::Display for Change {
     }
 }
 
+impl Sample {
+    /// Returns the counts that differ from those of another sample.
+    pub fn differences(&self, other: &Self) -> Vec<Change> {
+        Change::all(&[other], &[self], |sample| &sample.counts).into_iter().filter(Change::differs).collect()
+    }
+}
+
 /// The outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
