@@ -11,17 +11,22 @@
 //! are from one machine: compare ratios.
 
 pub mod allocation;
+mod case;
 mod cases;
 pub mod cores;
+mod cpu_time;
 pub mod failover;
+mod figures;
 pub mod flood;
 pub mod forwarding;
 mod goals;
 pub mod inspect;
 pub mod katran;
+mod katran_cases;
 mod measure;
 pub mod node;
 mod report;
+mod statistics;
 pub mod sync;
 mod workload;
 mod wrapper;
@@ -30,8 +35,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+pub use figures::{Figure, Measured, Ratio};
 pub use goals::Goal;
-pub use report::{Failure, Figure, Measured, Ratio, Report};
+pub use report::{Failure, Report};
 
 /// The options of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +154,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
         let result = cores::run(plan, progress);
         note(Part::Cores, result.map(|rows| measured.cores = rows));
     }
-    measure::stay_on_one_cpu()?;
+    cpu_time::stay_on_one_cpu()?;
     if wanted(Part::Allocate) {
         let result = allocation::run(&plan.allocation, progress);
         note(Part::Allocate, result.map(|rows| measured.allocation = rows));
@@ -184,9 +190,9 @@ fn packets(plan: &Plan, measured: &mut Measured, progress: &mut dyn FnMut(&str))
         let samples = measure::interleaved(&cases, plan, &mut |repetition| {
             progress(&format!("{name}: repetition {repetition} of {}", plan.repetitions));
         })?;
-        figures.extend(report::figures(&cases, &samples));
-        ratios.extend(report::ratios(&cases, &samples));
-        beside_katran.extend(katran::compare(&cases, &samples));
+        figures.extend(figures::figures(&cases, &samples));
+        ratios.extend(figures::ratios(&cases, &samples));
+        beside_katran.extend(katran_cases::compare(&cases, &samples));
     }
     (measured.figures, measured.ratios, measured.katran) = (figures, ratios, beside_katran);
     Ok(())

@@ -9,7 +9,7 @@ use serde_json::json;
 use vipmux_allocate::{Allocator, previous::PreviousAssignments};
 use vipmux_model::{IngestOptions, Model, ServiceName, objects::Objects};
 
-use super::{measure::thread_time, report::median};
+use super::{cpu_time::thread_time, statistics::median};
 
 /// The options of this part.
 #[derive(Clone, Debug, PartialEq, Eq)]

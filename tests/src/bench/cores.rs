@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::{
     Plan,
-    report::median,
+    statistics::median,
     workload::{self, LOCAL, REMOTE, TCP},
     wrapper::{Variation, Wrapper},
 };

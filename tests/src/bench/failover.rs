@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use self::sample::{Away, Sample};
 use self::{ours::Agents, sample::Span, theirs::Others};
-use super::report::median;
+use super::statistics::median;
 use crate::keepalived::{self, Advertisements};
 
 /// The options of this part.

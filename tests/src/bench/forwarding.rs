@@ -15,7 +15,7 @@ use vipmux_common::abi::Stat;
 
 use super::{
     Plan,
-    report::median,
+    statistics::median,
     workload::{self, CLIENT, LOCAL, OTHER_CLIENT, REMOTE},
     wrapper::Variation,
 };

@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::{
-    Figure, Measured, Ratio,
     allocation::Cost,
     cores::{BESIDE_FLOOD, CoreRate},
     failover::Failover,
+    figures::{Figure, Measured, Ratio},
     flood::Flood,
     forwarding::Rate,
     inspect::Elapsed,

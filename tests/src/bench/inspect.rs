@@ -10,7 +10,7 @@ use serde::Serialize;
 use vipmux_common::abi::{Address, FlowRecord};
 use vipmux_datapath::bpf::maps::Maps;
 
-use super::report::{median, quantile};
+use super::statistics::{median, quantile};
 use crate::{
     agent::{self, Agent},
     cleanup::Folder,

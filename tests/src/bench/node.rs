@@ -19,7 +19,7 @@ use aya::{
 use serde::Serialize;
 use vipmux_datapath::bpf::pins::{EGRESS_PROGRAM, Pins, XDP_PROGRAM};
 
-use super::report::median;
+use super::statistics::median;
 use crate::{
     agent::{self, Agent},
     cleanup::Folder,

@@ -8,17 +8,16 @@ use serde::Serialize;
 use super::{
     Plan,
     allocation::Cost,
-    cases::Case,
     cores::CoreRate,
     failover::{Away, Failover},
+    figures::{Figure, Measured},
     flood::Flood,
     forwarding::Rate,
     goals::{self, Goal},
     inspect::Elapsed,
     katran::{Beside, Comparison},
-    node::{OwnTraffic, ProgramTime},
+    node::ProgramTime,
     sync::Latency,
-    wrapper::Sample,
 };
 
 /// Changes whenever a field is removed or its meaning changes.
@@ -59,67 +58,6 @@ pub struct Failure {
     pub error: String,
 }
 
-/// A run's figures; empty for parts that were not run.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Measured {
-    /// The cost of each case.
-    pub figures: Vec<Figure>,
-    /// The ratio of the most Services to the fewest.
-    pub ratios: Vec<Ratio>,
-    /// The cost of packets beside Katran's.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub katran: Vec<Comparison>,
-    /// Packets per second of several cores.
-    pub cores: Vec<CoreRate>,
-    /// What floods do to other connections, by the size of the flow table.
-    pub flood: Vec<Flood>,
-    /// Packets per core.
-    pub forwarding: Vec<Rate>,
-    /// Rates of a node's own traffic.
-    pub own_traffic: Vec<OwnTraffic>,
-    /// What each program needs for a packet of it.
-    pub program_times: Vec<ProgramTime>,
-    /// The duration of changes, by the number of Services.
-    pub sync: Vec<Latency>,
-    /// The cost of allocations.
-    pub allocation: Vec<Cost>,
-    /// The duration of views.
-    pub inspect: Vec<Elapsed>,
-    /// The outages of a VIP.
-    pub failover: Vec<Failover>,
-}
-
-/// CPU time of a packet in nanoseconds: medians over the repetitions.
-#[derive(Clone, Debug, Serialize)]
-pub struct Figure {
-    /// The case.
-    pub case: &'static str,
-    /// The number of Services; none for cases without Services.
-    pub services: Option<u32>,
-    /// The total, including the wrapper.
-    pub median: f64,
-    /// The smallest value.
-    pub least: f64,
-    /// The largest value.
-    pub most: f64,
-    /// The cost above the empty program in the same repetition; none for the empty program.
-    pub net: Option<f64>,
-    /// The kernel's own measure of elapsed time, whole nanoseconds.
-    pub elapsed: f64,
-}
-
-/// A case's net cost with the most Services over that with the fewest: the median of the
-/// repetitions' ratios.
-#[derive(Clone, Debug, Serialize)]
-pub struct Ratio {
-    /// The case.
-    pub case: &'static str,
-    /// The highest and the lowest number of Services.
-    pub services: (u32, u32),
-    /// Their ratio.
-    pub ratio: f64,
-}
-
 impl Report {
     pub(super) fn new(plan: &Plan, measured: Measured, failures: Vec<Failure>) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("reading /proc/cpuinfo")?;
@@ -137,65 +75,6 @@ impl Report {
             measured,
             failures,
         })
-    }
-}
-
-pub(super) fn figures(cases: &[Case], samples: &[Vec<Sample>]) -> Vec<Figure> {
-    let figure = |(index, case): (usize, &Case)| {
-        let total: Vec<f64> = samples[index].iter().map(|sample| sample.cpu).collect();
-        let elapsed = samples[index].iter().map(|sample| f64::from(sample.kernel)).collect();
-        Figure {
-            case: case.name,
-            services: case.services,
-            least: total.iter().copied().fold(f64::INFINITY, f64::min),
-            most: total.iter().copied().fold(0.0, f64::max),
-            median: median(total),
-            net: case.base.map(|base| median(net(&samples[index], &samples[base]))),
-            elapsed: median(elapsed),
-        }
-    };
-    cases.iter().enumerate().map(figure).collect()
-}
-
-pub(super) fn ratios(cases: &[Case], samples: &[Vec<Sample>]) -> Vec<Ratio> {
-    let numbers = || cases.iter().filter_map(|case| case.services);
-    let (Some(fewest), Some(most)) = (numbers().min(), numbers().max()) else { return Vec::new() };
-    let with = |services: u32| cases.iter().enumerate().filter(move |(_, case)| case.services == Some(services));
-    let mut ratios = Vec::new();
-    for (few, case) in with(fewest).filter(|_| fewest < most) {
-        let Some((many, _)) = with(most).find(|(_, other)| other.name == case.name) else { continue };
-        let Some(base) = case.base else { continue };
-        let pairs = net(&samples[many], &samples[base]).into_iter().zip(net(&samples[few], &samples[base]));
-        let ratio = median(pairs.map(|(many, few)| many / few).collect());
-        ratios.push(Ratio { case: case.name, services: (most, fewest), ratio });
-    }
-    ratios
-}
-
-pub(super) fn net(samples: &[Sample], base: &[Sample]) -> Vec<f64> {
-    samples.iter().zip(base).map(|(sample, base)| sample.cpu - base.cpu).collect()
-}
-
-/// Returns the quantile `share`, up to 1. NaN for no values.
-pub(super) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "few values"
-    )]
-    let rank = (values.len() as f64 * share).ceil() as usize;
-    values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
-}
-
-/// Returns the median. NaN for no values.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => f64::NAN,
-        length if length % 2 == 1 => values[length / 2],
-        length => f64::midpoint(values[length / 2 - 1], values[length / 2]),
     }
 }
 
@@ -407,12 +286,5 @@ mod tests {
         let row = |cores: &str| text.lines().find(|line| line.contains("local  ") && line.contains(cores)).unwrap();
         assert!(row("  2 ").ends_with("2000     1.00"), "{text}");
         assert!(row("  16 ").ends_with("too few CPUs"), "{text}");
-    }
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
-        assert!((median(vec![4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < f64::EPSILON);
-        assert!(median(Vec::new()).is_nan());
     }
 }

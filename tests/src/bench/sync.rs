@@ -13,8 +13,8 @@ use vipmux_common::abi::{ServiceKey, ServiceValue};
 use vipmux_datapath::bpf::maps::Maps;
 
 use super::{
-    measure,
-    report::{median, quantile},
+    cpu_time,
+    statistics::{median, quantile},
 };
 use crate::{
     agent::{self, Agent},
@@ -237,7 +237,7 @@ fn service(number: u32, generation: u32) -> Result<Service> {
 
 /// Returns the CPU time that an agent has used.
 fn cpu(agent: &Agent) -> Result<Duration> {
-    measure::process_time(agent.process().id())
+    cpu_time::process_time(agent.process().id())
 }
 
 fn milliseconds(since: Instant) -> f64 {

@@ -32,6 +32,8 @@ pub(super) const FLOOD_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 0);
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 
+/// The Services that flows of cases named "few" go to, however many Services there are.
+pub(super) const FEW: u32 = 5;
 /// The first Service's port on either address. The others follow.
 pub(super) const PORT: u16 = 20_000;
 const ENDPOINTS: u32 = 10;

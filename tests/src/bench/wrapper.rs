@@ -11,7 +11,7 @@ use aya::{
     programs::{ProgramFd, TestRun, TestRunOptions},
 };
 
-use super::measure::thread_time;
+use super::cpu_time::thread_time;
 use crate::program::{self, TESTING_OBJECT};
 use template::WORDS;
 pub(super) use template::{BACKENDS, LENGTH, Template};
