@@ -15,7 +15,9 @@
 
 mod access;
 mod audit;
+mod host;
 mod launch;
+mod namespace;
 mod objects;
 
 use std::{
@@ -33,17 +35,16 @@ use tokio::runtime::Runtime;
 pub use self::{
     access::{ADMIN, CONTROLLER_MANAGER, KUBE_PROXY, SCHEDULER, ServiceAccount, connect},
     audit::{Mark, Request},
+    namespace::SYSTEM,
     objects::documents,
 };
-use self::{launch::Launch, objects::Kind};
+use self::{host::Launch, objects::Kind};
 use crate::{
     lan::{Lan, Machine},
     process::Process,
     requirement, wait,
 };
 
-/// vipmux's namespace.
-pub const SYSTEM: &str = "vipmux-system";
 /// The time limit for a start on a busy machine.
 const START: Duration = Duration::from_mins(2);
 

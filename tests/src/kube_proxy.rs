@@ -1,7 +1,9 @@
 //! Runs the real kube-proxy on a node.
 
+mod mode;
+
 use std::{
-    fmt, fs,
+    fs,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     time::Duration,
@@ -10,6 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
+pub use self::mode::Mode;
 use crate::{
     api_server::{ApiServer, KUBE_PROXY},
     cleanup::Folder,
@@ -30,29 +33,6 @@ const WRITTEN: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
 /// The range of the Services' cluster addresses.
 const SERVICE_NETWORKS: ((Ipv4Addr, u8), (Ipv6Addr, u8)) =
     ((Ipv4Addr::new(10, 96, 0, 0), 16), (Ipv6Addr::new(0x2001, 0xdb8, 0x96, 0, 0, 0, 0, 0), 112));
-
-/// Its proxy mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// With `iptables-restore`, the default.
-    Iptables,
-    /// With `nft`.
-    Nftables,
-}
-
-impl Mode {
-    /// Both modes.
-    pub const ALL: [Self; 2] = [Self::Iptables, Self::Nftables];
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Iptables => "iptables",
-            Self::Nftables => "nftables",
-        })
-    }
-}
 
 /// A running kube-proxy, killed on drop. Its rules stay, as on a real node.
 #[derive(Debug)]

@@ -85,9 +85,17 @@ fn port(address: Ipv4Addr) -> String {
     format!("pod{third}-{fourth}")
 }
 
+impl Node {
+    /// Makes a pod at `10.244.NODE.host` and `2001:db8:244:NODE::host`. [`Pod::serve`] starts its
+    /// servers.
+    pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
+        Pod::attach(&self.lan, self, name, host, self.options)
+    }
+}
+
 impl Pod {
     /// Makes the pod's network behind a node, as the LAN's options say.
-    pub(crate) fn attach(lan: &str, node: &Node, name: &str, host: u8, options: Options) -> Result<Self> {
+    fn attach(lan: &str, node: &Node, name: &str, host: u8, options: Options) -> Result<Self> {
         let (address, address_v6) = (node.pod_address(host), node.pod_address_v6(host));
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let [.., third, fourth] = address.octets();

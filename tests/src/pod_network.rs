@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use pnet::util::MacAddr;
 
 use crate::{
-    lan::{Node, POD_PREFIX_LENGTHS},
+    lan::{Node, POD_PREFIX_LENGTHS, PodNetwork},
     links::{End, Links},
     netns::Namespace,
 };
@@ -31,17 +31,6 @@ const BRIDGE: &str = "cni0";
 const BRIDGE_HOST: u8 = 1;
 /// All nodes' pod networks, with nftables' keyword for the family.
 const NETWORKS: [(&str, &str); 2] = [("ip", "10.244.0.0/16"), ("ip6", "2001:db8:244::/48")];
-
-/// The way to connect pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PodNetwork {
-    /// Each pod by a routed veth.
-    Routed,
-    /// All pods of a node by one bridge, without hairpins. Frames between its ports pass iptables
-    /// (`net.bridge.bridge-nf-call-iptables`). A cluster address needs that if its pod is on the
-    /// caller's bridge.
-    Bridged,
-}
 
 /// A pod's end of the veth, and its configuration.
 pub(crate) struct Plug<'a> {

@@ -15,9 +15,8 @@ use vipmux_datapath::bpf::object::kernel_has_results;
 use crate::{
     cleanup, cluster_programs,
     kube_proxy::Mode,
-    lan::{self, Uplink},
+    lan::{PodNetwork, Uplink, driver},
     netns::Namespace,
-    pod_network::PodNetwork,
     real_cluster::System,
     sctp,
 };
@@ -152,7 +151,7 @@ pub fn atomic_results() -> Result<bool> {
 
 /// Returns whether the nodes' cards are real ones. If not, that is no error with `CI=true`.
 pub fn cards() -> Result<bool> {
-    if lan::driver().is_some() { Ok(true) } else { skip("the cards are veths, run it by `cargo xtask vm drivers`") }
+    if driver().is_some() { Ok(true) } else { skip("the cards are veths, run it by `cargo xtask vm drivers`") }
 }
 
 fn skip(why: &str) -> Result<bool> {

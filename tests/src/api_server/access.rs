@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::{
     ApiServer,
-    launch::{Launch, PORT},
+    host::{Launch, PORT},
 };
 use crate::lan::MOST_NODES;
 

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
-use super::launch::Launch;
+use super::host::Launch;
 
 pub(super) const POLICY_FILE: &str = "audit-policy.yaml";
 pub(super) const LOG_FILE: &str = "audit.log";

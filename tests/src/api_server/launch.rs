@@ -1,14 +1,15 @@
 //! The command lines of etcd and kube-apiserver.
 
-use std::{fs, net::IpAddr, path::PathBuf, process::Command};
+use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{access, audit};
+use super::{
+    access, audit,
+    host::{Launch, PORT},
+};
 use crate::{cleanup::Folder, cluster_programs, lan::Machine, process::Process};
 
-/// The API server's port, on all addresses of its machine.
-pub(super) const PORT: u16 = 6443;
 /// etcd's port. Only the API server is in the namespace.
 const ETCD: &str = "http://127.0.0.1:2379";
 /// etcd's port for peers, which a single etcd does not need.
@@ -18,14 +19,6 @@ const ETCD_DATA: &str = "etcd";
 const ETCD_BACKUP: &str = "etcd-backup";
 /// The range of the Services' cluster addresses.
 const SERVICE_NETWORKS: (&str, &str) = ("10.96.0.0/16", "2001:db8:96::/112");
-
-/// The machine and the folder of data, keys and logs. Both processes are started with them, each
-/// time.
-#[derive(Debug)]
-pub(super) struct Launch {
-    pub(super) folder: Folder,
-    pub(super) machine: Machine,
-}
 
 impl Launch {
     pub(super) fn prepare(machine: Machine) -> Result<Self> {
@@ -117,14 +110,5 @@ impl Launch {
             command.env_remove(variable);
         }
         Ok(command)
-    }
-
-    /// Returns the API server's address, which is in its certificate.
-    pub(super) fn address(&self) -> IpAddr {
-        self.machine.families.first(self.machine.address, self.machine.address_v6)
-    }
-
-    pub(super) fn path(&self, file: &str) -> PathBuf {
-        self.folder.path().join(file)
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::{PATIENCE, RealCluster};
-use crate::{api_server, cluster_programs, process, wait};
+use crate::{api_server::SYSTEM, cluster_programs, process, wait};
 
 /// The addresses of every pool here.
 const RANGE: &str = "192.0.2.200-192.0.2.219";
@@ -135,7 +135,7 @@ impl System {
     /// Returns the namespace of its Pods.
     pub const fn namespace(self) -> &'static str {
         match self {
-            Self::Vipmux => api_server::SYSTEM,
+            Self::Vipmux => SYSTEM,
             Self::MetalLb => "metallb-system",
             Self::KubeVip => "kube-system",
         }

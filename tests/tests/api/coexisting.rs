@@ -14,8 +14,8 @@ use vipmux_tests::{
     cluster::{LONG, TIMEOUT},
     conntrack,
     kube_proxy::Mode,
+    lan::PodNetwork,
     manifests::Service,
-    pod_network::PodNetwork,
     transfer::Transfer,
 };
 

@@ -8,8 +8,8 @@ use vipmux_tests::{
     client::{Kind, Request},
     cluster::PATIENCE,
     kube_proxy::{self, Mode},
+    lan::PodNetwork,
     netns::Namespace,
-    pod_network::PodNetwork,
     wait,
 };
 

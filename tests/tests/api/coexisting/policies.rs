@@ -6,8 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use vipmux_tests::{
     client::{Datagrams, Kind},
     kube_proxy::Mode,
-    lan::Client,
-    pod_network::PodNetwork,
+    lan::{Client, PodNetwork},
 };
 
 use super::{

@@ -9,11 +9,10 @@ use vipmux_tests::{
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE, TIMEOUT},
     kube_proxy::{KubeProxy, Mode},
-    lan::{Client, Lan, Node, Options},
+    lan::{Client, Lan, Node, Options, PodNetwork},
     manifests::{Service, VIP, VIP_V6},
     netns::Namespace,
     pod::{Listener, Pod},
-    pod_network::PodNetwork,
     requirement, resets, wait,
 };
 

@@ -9,8 +9,7 @@ use vipmux_tests::{
     cluster::{PATIENCE, TIMEOUT},
     frames::{ACK, Ethernet, PSH, Tcp},
     kube_proxy::Mode,
-    lan::Node,
-    pod_network::PodNetwork,
+    lan::{Node, PodNetwork},
     process, wait, wire,
 };
 
