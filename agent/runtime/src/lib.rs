@@ -1,4 +1,4 @@
-//! Runs the agent: the [event loop](event_loop), and the tasks beside it.
+//! Runs the agent: the event loop, and the tasks beside it.
 //!
 //! | folder | |
 //! | --- | --- |
