@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! files -> documents -> parse (object, validate, field) -> object_store -> Objects
-//!   ^ change_queue (pending) <- inotify
+//!   ^ change_queue <- inotify
 //! ```
 
 mod change_queue;
@@ -17,7 +17,6 @@ mod list;
 mod object_store;
 mod parallel;
 mod parse;
-mod pending;
 mod watch;
 
 use std::{

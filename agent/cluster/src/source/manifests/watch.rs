@@ -12,11 +12,10 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
-    change_queue::ChangeQueue,
+    change_queue::{ChangeQueue, DueChanges, REMOVED_DELAY, ScanScope},
     files::{self, DirectoryIdentity, DirectoryListing, FileStamps, FileText},
     object_store::ObjectStore,
     parse,
-    pending::{DueChanges, REMOVED_DELAY, ScanScope},
 };
 use crate::file_stamp::FileStamp;
 use vipmux_model::objects::{Objects, Problem};
@@ -151,15 +150,6 @@ pub fn watch(directory: &Path, supervisor: &Supervisor) -> Result<(Receiver<Arc<
     Ok((receiver, WatchGuard { queue, refreshed }))
 }
 
-/// The action for a path that changed.
-enum PathAction {
-    Read(FileStamp),
-    Gone,
-    Nothing,
-    /// It is or was a directory, or is one file too many.
-    Scan,
-}
-
 struct DirectoryFollower {
     root: PathBuf,
     queue: Arc<ChangeQueue>,
@@ -181,35 +171,46 @@ struct DirectoryFollower {
 
 impl DirectoryFollower {
     fn run(mut self, sender: &Sender<Arc<Objects>>, done_sender: &Sender<u64>) {
-        while let Some((due, requested)) =
-            self.queue.wait(if self.missing { MISSING_SCAN_INTERVAL } else { FULL_SCAN_INTERVAL })
-        {
-            let started = Instant::now();
+        while let Some(due) = self.queue.wait(if self.missing { MISSING_SCAN_INTERVAL } else { FULL_SCAN_INTERVAL }) {
+            let (started, scan) = (Instant::now(), due.scan);
             if self.follow(due) {
                 let objects = Arc::new(self.store.snapshot());
                 tracing::debug!(services = objects.services.len(), took = ?started.elapsed(), "manifests changed");
                 sender.send_replace(objects);
             }
-            done_sender.send_if_modified(|refreshed| mem::replace(refreshed, requested) != requested);
+            if let Some((_, requested)) = scan {
+                done_sender.send_if_modified(|refreshed| mem::replace(refreshed, requested) != requested);
+            }
         }
     }
 
     /// Reads what is due. Returns whether anything changed.
     fn follow(&mut self, due: DueChanges) -> bool {
+        let mut scan = due.scan.map(|(scope, _)| scope);
         if self.missing {
-            return self.scan(due.scan.unwrap_or(ScanScope::Changed));
+            return self.scan(scan.unwrap_or(ScanScope::Changed));
         }
-        let mut scan = due.scan;
         let (mut read, mut gone) = (Vec::new(), Vec::new());
         for path in due.paths {
-            match self.action_for(&path) {
-                PathAction::Read(stamp) if self.is_complete(&path, stamp) => {
-                    self.stamps.insert(path.clone(), stamp);
-                    read.push(path);
+            let manifest = files::is_manifest(&path);
+            match fs::metadata(&path).or_else(|_| fs::symlink_metadata(&path)) {
+                Ok(metadata) if metadata.is_dir() => scan = scan.max(Some(ScanScope::Changed)),
+                Ok(metadata) if manifest && self.stamps.has_room(&path, metadata.len()) => {
+                    let stamp = FileStamp::from(&metadata);
+                    if self.is_complete(&path, stamp) {
+                        self.stamps.insert(path.clone(), stamp);
+                        read.push(path);
+                    }
                 }
-                PathAction::Gone => gone.push(path),
-                PathAction::Read(_) | PathAction::Nothing => {}
-                PathAction::Scan => scan = scan.max(Some(ScanScope::Changed)),
+                Ok(_) if !manifest => {}
+                Err(error) if files::is_gone(&error) => {
+                    if self.stamps.get(&path).is_some() {
+                        gone.push(path);
+                    } else if self.stamps.holds_below(&path) {
+                        self.queue.scan_at(Instant::now() + REMOVED_DELAY);
+                    }
+                }
+                Ok(_) | Err(_) => scan = scan.max(Some(ScanScope::Changed)),
             }
         }
         let mut changed = self.put(&read);
@@ -233,22 +234,6 @@ impl DirectoryFollower {
         changed
     }
 
-    /// Returns what to do about a path that changed.
-    fn action_for(&self, path: &Path) -> PathAction {
-        let manifest = files::is_manifest(path);
-        match fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) {
-            Err(error) if !files::is_gone(&error) => PathAction::Scan,
-            Ok(metadata) if metadata.is_dir() => PathAction::Scan,
-            Ok(metadata) if manifest && self.stamps.has_room(path, metadata.len()) => {
-                PathAction::Read(FileStamp::from(&metadata))
-            }
-            Ok(_) if manifest => PathAction::Scan,
-            Err(_) if self.stamps.get(path).is_some() => PathAction::Gone,
-            Err(_) if self.stamps.holds_below(path) => PathAction::Scan,
-            Ok(_) | Err(_) => PathAction::Nothing,
-        }
-    }
-
     /// Returns whether a file is worth reading: it did not become shorter in place, or long enough ago.
     fn is_complete(&mut self, path: &Path, stamp: FileStamp) -> bool {
         let is_shorter = self.stamps.get(path).is_some_and(|read| read.is_same_file(&stamp) && stamp.size < read.size);
@@ -263,7 +248,7 @@ impl DirectoryFollower {
         }
         let due = *since + SHORTENED_DELAY;
         if now < due {
-            self.queue.read_at(path, due);
+            self.queue.scan_at(due);
         } else {
             self.shortened.remove(path);
         }
@@ -277,14 +262,14 @@ impl DirectoryFollower {
         for path in paths {
             if let Some(text) = files::load(path) {
                 if self.was_cut(path, &text) {
-                    self.queue.read_at(path, Instant::now() + CUT_DELAY);
+                    self.queue.scan_at(Instant::now() + CUT_DELAY);
                 } else {
                     texts.push(text);
                 }
             } else {
                 // It went just now, maybe with the whole directory.
                 self.stamps.remove(path);
-                self.queue.scan_after(REMOVED_DELAY);
+                self.queue.scan_at(Instant::now() + REMOVED_DELAY);
             }
         }
         for (file, parsed) in parse::all(texts) {
@@ -318,7 +303,7 @@ impl DirectoryFollower {
         if self.emptied.get_or_insert_with(Instant::now).elapsed() >= EMPTY_DELAY {
             return self.adopt(listing, scope);
         }
-        self.queue.scan_after(EMPTY_DELAY);
+        self.queue.scan_at(Instant::now() + EMPTY_DELAY);
         false
     }
 
