@@ -59,6 +59,11 @@ impl Candidates {
         });
         Arc::clone(first)
     }
+
+    /// Returns a number that no other list has while this one exists. Clones have one number.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
 }
 
 impl Deref for Candidates {

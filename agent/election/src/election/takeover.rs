@@ -136,10 +136,9 @@ impl Election {
     }
 
     /// Returns whether all candidates but this node are peers of which this holds.
-    fn all_candidates(&self, peers: &Peers, holds: impl Fn(&Peer) -> bool) -> bool {
-        let mut seen = None;
-        // VIPs that are next to each other mostly are of one pool.
-        let mut pools = self.wanted.values().filter(|candidates| seen.replace(*candidates) != Some(*candidates));
+    pub(super) fn all_candidates(&self, peers: &Peers, holds: impl Fn(&Peer) -> bool) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut pools = self.wanted.values().filter(|candidates| seen.insert(candidates.id()));
         let holds = |node: &NodeName| *node == self.local || peers.members.get(node).is_some_and(&holds);
         pools.all(|candidates| candidates.iter().all(|candidate| holds(&candidate.node)))
     }

@@ -1,5 +1,7 @@
 //! Taking over what nobody leads: who may, when, and by which words to the store and the LAN.
 
+use std::cell::Cell;
+
 use super::*;
 use crate::rendezvous;
 
@@ -541,4 +543,20 @@ fn where_stores_differ_the_leader_is_who_claims_the_vip_and_not_who_led_in_a_lat
         bench.later(ms(20)).give(Input::Peers);
         assert_eq!(bench.leader(), Some(leader));
     }
+}
+
+/// Else 10,000 VIPs of two pools with 1,000 nodes cost ten million comparisons at each evaluation of a start.
+#[test]
+fn each_list_of_candidates_is_read_once_however_the_vips_alternate() {
+    let mut bench = Bench::following();
+    let lists: [Candidates; 2] = ["b", "c"].map(|name| ["a", name].into_iter().map(candidate).collect());
+    let wanted = (1..=100).map(|number| (vip4(number), lists[usize::from(number % 2)].clone())).collect();
+    bench.give(Input::Wanted(Arc::new(wanted)));
+    let questions = Cell::new(0);
+    let count = |_: &_| {
+        questions.set(questions.get() + 1);
+        true
+    };
+    assert!(bench.election.all_candidates(&bench.peers, count));
+    assert_eq!(questions.get(), 2);
 }
