@@ -25,7 +25,7 @@ const ADDRESS: &str = "vipmux.io/address";
 /// The prefix of the names of nodes' records.
 const NODE_PREFIX: &str = "node-";
 /// The annotation with what a node's record was written for: `confirmed`, `challenged` or `fenced`,
-const STANDING: &str = "vipmux.io/state";
+const STANDING: &str = "vipmux.io/standing";
 /// that with the other node that challenged or fenced it,
 const BY: &str = "vipmux.io/by";
 /// and that with the node's promise, milliseconds.
@@ -279,6 +279,9 @@ mod tests {
         for state in states {
             let content = RecordContent { state, promise: Duration::from_secs(2) };
             let made = record_to_object(&node, Some(Version::new("7")), &content, Timestamp::UNIX_EPOCH);
+            let annotations = made.metadata.annotations.clone().unwrap_or_default();
+            let states = ["confirmed", "challenged", "fenced"];
+            assert!(states.contains(&annotations["vipmux.io/standing"].as_str()), "agents of other versions read it");
             let expected = NodeRecord { content, version: Version::new("7") };
             assert_eq!(record_from_object(&node, made.clone()), Ok(expected));
             assert!(record_from_object(&by, made).is_err(), "of another node");
