@@ -9,7 +9,7 @@ pub(crate) enum Kept {
     Record,
     /// A record that does not translate the backend's replies, or not those to this SYN.
     Partly,
-    /// A record of an established connection, to which the client, or somebody in its name, has sent
+    /// A record of an established connection, to which the client, or a forger in its name, has sent
     /// another SYN.
     Renewed,
     /// A record in the reserve, which is to move to one of the flow's sets.

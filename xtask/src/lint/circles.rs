@@ -2,7 +2,8 @@
 //!
 //! A file imports another one by each path that begins with `crate`, `self` or `super`. If the path leads to a
 //! re-export, it leads on to the file that is re-exported. Imports between a module and a module inside it do not
-//! count: together they are one unit. Code for tests is not read.
+//! count. Folders are no units: files of two folders may import each other, if no file comes back to itself. Code
+//! for tests is not read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

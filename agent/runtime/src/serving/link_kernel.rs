@@ -110,7 +110,7 @@ impl LinkKernel {
         self.linked.clear();
     }
 
-    /// Returns whether the pins' folders are still there. If not, somebody removes vipmux from the
+    /// Returns whether the pins' folders are still there. If not, another process removes vipmux from the
     /// kernel.
     pub(crate) fn has_pins(&self) -> bool {
         self.programs.has_pins()
