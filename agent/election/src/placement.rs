@@ -8,7 +8,7 @@
 //! one more. So no node leads much more than others, and a node that comes or goes moves few VIPs.
 
 use std::{
-    cmp::{Ordering, Reverse},
+    cmp::Reverse,
     collections::BTreeMap,
     ops::Deref,
     sync::{Arc, Mutex, PoisonError},
@@ -33,7 +33,7 @@ pub struct Candidate {
 }
 
 /// The candidates for VIPs of one pool, by name. They are shared, since there are few pools and
-/// many VIPs. Pools with equal candidates are equal. Comparing the allocations is a shortcut.
+/// many VIPs. Comparing the allocations is a shortcut.
 #[derive(Clone, Debug)]
 pub struct Candidates(Arc<CandidatePool>);
 
@@ -74,21 +74,9 @@ impl Deref for Candidates {
     }
 }
 
-impl Ord for Candidates {
-    fn cmp(&self, other: &Self) -> Ordering {
-        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.list.cmp(&other.0.list) }
-    }
-}
-
-impl PartialOrd for Candidates {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
 impl PartialEq for Candidates {
     fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
+        Arc::ptr_eq(&self.0, &other.0) || self.0.list == other.0.list
     }
 }
 
@@ -116,12 +104,15 @@ pub fn candidates(nodes: &BTreeMap<NodeName, Node>, eligible: &EligibleNodes) ->
         .collect()
 }
 
-/// Returns the candidates for each of these VIPs.
+/// Returns the candidates for each of these VIPs. Pools with equal candidates share one list.
 pub fn candidates_of(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTreeMap<Vip, Candidates> {
-    let mut by_pool = BTreeMap::new();
+    let (mut by_pool, mut by_list) = (BTreeMap::new(), BTreeMap::new());
     let of = |vip| {
         let pool = model.pool_of(vip);
-        let shared = by_pool.entry(pool).or_insert_with(|| candidates(&model.nodes, model.advertisements.of(pool)));
+        let shared = by_pool.entry(pool).or_insert_with(|| {
+            let list = candidates(&model.nodes, model.advertisements.of(pool));
+            by_list.entry(list.to_vec()).or_insert(list).clone()
+        });
         (vip, shared.clone())
     };
     vips.into_iter().map(of).collect()
@@ -169,8 +160,8 @@ impl Preference {
 /// The preferences for all candidates, and the bounds that follow from them.
 #[derive(Debug)]
 pub struct Preferences {
-    /// The pools, with one flag for each candidate: it has the best preference of them.
-    pools: BTreeMap<Candidates, Vec<bool>>,
+    /// The pools by [`Candidates::id`], with one flag for each candidate: it has the best preference of them.
+    pools: BTreeMap<usize, (Candidates, Vec<bool>)>,
     bounds: BTreeMap<NodeName, u64>,
 }
 
@@ -184,19 +175,18 @@ fn are_best(candidates: &[Candidate], preference: &dyn Fn(&Candidate) -> Option<
 impl Preferences {
     /// Computes the preferences for VIPs with these candidates. `preference` returns `None` for a
     /// node that cannot lead now.
-    #[allow(clippy::mutable_key_type, reason = "the order of candidates does not depend on what is remembered")]
     pub fn new<'a>(
         vips: impl IntoIterator<Item = &'a Candidates>,
         preference: &dyn Fn(&Candidate) -> Option<Preference>,
     ) -> Self {
-        let mut counts: BTreeMap<&'a Candidates, u64> = BTreeMap::new();
+        let mut counts: BTreeMap<usize, (&'a Candidates, u64)> = BTreeMap::new();
         for candidates in vips {
-            *counts.entry(candidates).or_default() += 1;
+            counts.entry(candidates.id()).or_insert((candidates, 0)).1 += 1;
         }
         let mut pools = BTreeMap::new();
         // In units of 2^-32 of a VIP.
         let mut shares: BTreeMap<&'a NodeName, u64> = BTreeMap::new();
-        for (candidates, count) in counts {
+        for (id, (candidates, count)) in counts {
             let best = are_best(candidates, preference);
             let chosen = || candidates.iter().zip(&best).filter(|(_, is)| **is).map(|(candidate, _)| candidate);
             let total: u64 = chosen().map(|candidate| u64::from(candidate.weight)).sum();
@@ -205,7 +195,7 @@ impl Preferences {
                 let sum = shares.entry(&candidate.node).or_default();
                 *sum = sum.saturating_add(share);
             }
-            pools.insert(candidates.clone(), best);
+            pools.insert(id, (candidates.clone(), best));
         }
         // A share that is whole but for the roundings above is not rounded up.
         let rounded = |share: u64| share.saturating_sub(1 << 16).div_ceil(1 << 32);
@@ -259,7 +249,7 @@ impl<'a> LeaderPlacement<'a> {
     /// Returns the best preference among the candidates that can announce a VIP.
     pub fn best(&self, vip: Vip, able: impl Fn(&NodeName) -> bool) -> Option<Preference> {
         let candidates = self.vips.get(&vip)?;
-        let best = self.preferences.pools.get(candidates)?;
+        let (_, best) = self.preferences.pools.get(&candidates.id())?;
         if let Some((best, _)) = candidates.iter().zip(best).find(|(candidate, is)| **is && able(&candidate.node)) {
             return (self.preference)(best);
         }
@@ -270,7 +260,7 @@ impl<'a> LeaderPlacement<'a> {
     /// of nodes that should have taken it before, and did not.
     pub fn place(&mut self, vip: Vip, turn: usize, able: impl Fn(&NodeName) -> bool) -> Option<&'a NodeName> {
         let candidates = self.vips.get(&vip)?;
-        let best = self.preferences.pools.get(candidates)?;
+        let (_, best) = self.preferences.pools.get(&candidates.id())?;
         let room = |node: &NodeName| self.load(node) < self.preferences.bound(node);
         let first = candidates.first(vip);
         let fits = |at: &&usize| best[**at] && able(&candidates[**at].node) && room(&candidates[**at].node);

@@ -86,6 +86,22 @@ fn each_vip_is_led_by_a_node_that_may_announce_its_pool_or_by_none() {
     assert_eq!(shown, [Some("a"), None, Some("a")]);
 }
 
+/// Each VIP's list is looked up at each evaluation, so lists are told apart by a number and not by their nodes.
+#[test]
+fn pools_with_equal_candidates_share_one_list() {
+    let mut objects = Objects::default();
+    for (pool, address) in [("a", "192.0.2.1"), ("b", "192.0.2.2")] {
+        objects.address_pools.insert(pool.to_owned(), object(json!({"spec": {"addresses": [address]}})));
+    }
+    let named = object(json!({"metadata": {"name": "n"}}));
+    objects.nodes.insert(node_name("n"), named);
+    let model = Model::ingest(&objects, &IngestOptions::default());
+    let lists = candidates_of(&model, ["192.0.2.1", "192.0.2.2"].map(vip));
+    assert_eq!(lists[&vip("192.0.2.1")].id(), lists[&vip("192.0.2.2")].id());
+    let others = candidates_of(&model_with_a_policy(), ["192.0.2.1", "192.0.2.2"].map(vip));
+    assert_ne!(others[&vip("192.0.2.1")].id(), others[&vip("192.0.2.2")].id());
+}
+
 proptest! {
     #[test]
     fn no_node_leads_more_than_its_share_rounded_up_and_one(
