@@ -12,12 +12,11 @@ const SWITCH: &str = "BLESS";
 const HEADER: &str = "# Written by `cargo xtask generate` from the types in agent/model/src/api.\n";
 
 /// The other files that name the version. The workspace's Cargo.toml decides it.
-const VERSIONED: [&str; 7] = [
+const VERSIONED: [&str; 6] = [
     "deploy/Dockerfile",
     "deploy/helm/vipmux/Chart.yaml",
     "deploy/helm/vipmux/README.md",
     "deploy/kustomize/kustomization.yaml",
-    "deploy/uninstall/kustomization.yaml",
     "docs/install.md",
     "docs/releasing.md",
 ];

@@ -32,11 +32,10 @@ static STARTED: AtomicU8 = AtomicU8::new(0);
 /// Its rights, as deployed.
 const RIGHTS: &str = include_str!("../../deploy/kustomize/rbac-allocator.yaml");
 
-/// Makes vipmux's namespace and custom kinds, and the allocator's account with its rights. Required
+/// Makes vipmux's namespaces and custom kinds, and the allocator's account with its rights. Required
 /// before [`Allocator::start`].
 pub fn prepare(api: &ApiServer) -> Result<PathBuf> {
     api.add_namespace(SYSTEM)?;
-    api.add_namespace(&allocator_namespace(SYSTEM))?;
     api.add_custom_kinds()?;
     api.apply(RIGHTS)?;
     Ok(api.service_account(SYSTEM, NAME)?.kubeconfig)

@@ -11,8 +11,8 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
-    fuzz,
-    setup::{self, LintTool},
+    fuzz, generate,
+    setup::{self, LintTool, Need},
     summary::{self, Outcome},
     workspace,
 };
@@ -44,6 +44,8 @@ pub(crate) enum Check {
     Docs,
     /// The alerts for Prometheus, with promtool
     Alerts,
+    /// The manifests of kustomize, which the chart makes, with helm
+    Manifests,
 }
 
 /// Runs `checks` (all, if none is named). Fails if one of them failed.
@@ -73,8 +75,13 @@ fn prepare(checks: &[Check]) -> Result<()> {
     if checks.contains(&Check::ClippyFuzz) {
         setup::cpp_compiler()?;
     }
-    if checks.contains(&Check::Alerts) {
-        setup::alerts();
+    for (check, need) in [(Check::Alerts, Need::Alerts), (Check::Manifests, Need::Tests)] {
+        // Without the Go module proxy, the other checks can run.
+        if checks.contains(&check)
+            && let Err(error) = setup::cluster_programs(need)
+        {
+            workspace::progress(&format!("{error:#}; continuing without the programs of {}", check.name()));
+        }
     }
     Ok(())
 }
@@ -97,7 +104,8 @@ impl Check {
             | Self::ClippyBpf
             | Self::ClippyFuzz
             | Self::Docs
-            | Self::Alerts => None,
+            | Self::Alerts
+            | Self::Manifests => None,
         }
     }
 
@@ -135,6 +143,7 @@ impl Check {
             }
             Self::ClippyBpf => all([clippy_bpf()?]),
             Self::Alerts => all(alerts::commands()?),
+            Self::Manifests => generate::check(),
             Self::Docs => {
                 let mut command = workspace::cargo(["doc", "--workspace", "--no-deps"]);
                 command.args(workspace::locked()).env("RUSTDOCFLAGS", "-D warnings");

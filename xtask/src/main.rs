@@ -117,7 +117,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
-    /// Write the generated files: CRDs and the configuration's schema in deploy/, and
+    /// Write the generated files: CRDs, manifests and the configuration's schema in deploy/, and
     /// docs/configuration.md
     Generate,
     /// Build the container image with one static binary: an archive in target/image, without a container
@@ -131,7 +131,7 @@ enum Command {
         #[arg(long)]
         draft: bool,
     },
-    /// Check formatting, lints, docs, dependencies, spelling and the layers of the crates
+    /// Check formatting, lints, docs, dependencies, spelling, manifests and the layers of the crates
     Lint {
         /// The checks to run (all, if none is named)
         #[arg(value_name = "CHECK")]

@@ -15,7 +15,7 @@ use std::{env, path::PathBuf};
 
 use anyhow::{Result, bail};
 
-pub(crate) use cluster::{Need, program as cluster_program};
+pub(crate) use cluster::{Need, install as cluster_programs, program as cluster_program};
 pub(crate) use lint_tools::{LintTool, lint_tools};
 pub(crate) use static_target::{PLATFORMS, Platform};
 
@@ -112,13 +112,6 @@ pub(crate) fn api_tests() -> Result<()> {
     network_tests()?;
     programs(&API_PROGRAMS)?;
     cluster::install(Need::Tests)
-}
-
-/// Installs what tests the alerts. If that fails, as without the Go module proxy, the other checks can run.
-pub(crate) fn alerts() {
-    if let Err(error) = cluster::install(Need::Alerts) {
-        workspace::progress(&format!("{error:#}; continuing without promtool"));
-    }
 }
 
 /// Ensures that programs for all platforms, manifests and charts can be made.

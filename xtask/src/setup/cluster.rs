@@ -28,7 +28,7 @@ const ASSETS: &str = "KUBEBUILDER_ASSETS";
 const EXPECTED: [&str; 2] = ["kube-apiserver", "etcd"];
 
 /// Ensures that the programs which somebody needs are there.
-pub(super) fn install(need: Need) -> Result<()> {
+pub(crate) fn install(need: Need) -> Result<()> {
     let assets = assets();
     if let Some(folder) = &assets {
         check(folder)?;

@@ -9,7 +9,7 @@ use vipmux_tests::{
     cleanup::Folder,
 };
 
-use super::{KUBERNETES, Objects, accept, charted, objects, path};
+use super::{KUBERNETES, Objects, accept, add_namespaces, charted, objects, path};
 
 /// The operator's kinds, with the part of its schemas that the chart uses. A misspelled field is refused.
 const OPERATOR: &str = r"
@@ -98,8 +98,7 @@ fn object<'a>(objects: &'a Objects, kind: &str, name: &str) -> Result<&'a Value>
 /// Returns an API server with the operator's kinds and the namespaces of the chart, without labels.
 fn prepared() -> Result<Option<ApiServer>> {
     let Some(api) = ApiServer::alone()? else { return Ok(None) };
-    api.add_namespace(SYSTEM)?;
-    api.add_namespace(&format!("{SYSTEM}-allocator"))?;
+    add_namespaces(&api)?;
     let kinds = api_server::documents(OPERATOR)?;
     api.apply_all(&kinds)?;
     kinds.iter().try_for_each(|kind| api.await_kind(kind))?;
@@ -298,7 +297,7 @@ fn a_policy_lets_the_allocator_reach_the_api_server_and_prometheus_reach_the_all
     assert_eq!(spec["egress"], json!([{"ports": [{"port": 8443}]}]));
     assert_eq!(policy(json!({"networkPolicy": {"enabled": true}}))?["ingress"], json!([{"ports": [{"port": "http"}]}]));
     let closed = policy(json!({"networkPolicy": {"enabled": true}, "config": {"httpListen": "off"}}))?;
-    assert!(closed["ingress"].is_null() && closed["policyTypes"][0] == "Ingress", "{closed}");
+    assert!(closed["ingress"] == json!([]) && closed["policyTypes"][0] == "Ingress", "{closed}");
     let without = charted(&api, &json!({"networkPolicy": {"enabled": true}, "allocator": {"enabled": false}}))?;
     assert!(!without.contains("NetworkPolicy"), "{without}");
     Ok(())
