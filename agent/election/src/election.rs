@@ -47,7 +47,6 @@ mod fencings;
 mod io;
 mod leader_index;
 mod leadership_transfer;
-mod lease_operations;
 mod node_records;
 mod peer_announcements;
 mod role;
@@ -57,9 +56,7 @@ mod surveys;
 mod takeover;
 mod takeover_guard;
 mod timing;
-mod transitions;
 mod vip_state;
-mod without_store;
 
 #[cfg(test)]
 mod tests;
@@ -83,7 +80,7 @@ use self::{
     surveys::Surveys,
     takeover_guard::TakeoverGuard,
     timing::DISCOVERY_TIME,
-    vip_state::{Transfers, VipState},
+    vip_state::{Phase, VipState},
 };
 pub use self::{
     io::{AddressOwner, Command, Input, LeaseOutcome, Outcome, PeerAnnouncement, RecordOutcome},
@@ -219,7 +216,7 @@ impl Election {
     /// Returns whether this node answers for the VIP.
     #[cfg(test)]
     fn leads(&self, vip: Vip) -> bool {
-        self.states.get(&vip).is_some_and(|state| state.role == Role::Leading)
+        self.states.get(&vip).is_some_and(|state| state.role() == Role::Leading)
     }
 
     /// Returns the wanted VIPs.
@@ -266,7 +263,7 @@ impl Election {
 
     /// Returns the VIPs that are this node's own, whether or not it answers for them.
     pub fn own_vips(&self) -> impl Iterator<Item = (Vip, Role)> {
-        self.index.own.iter().filter_map(|vip| Some((*vip, self.states.get(vip)?.role)))
+        self.index.own.iter().filter_map(|vip| Some((*vip, self.states.get(vip)?.role())))
     }
 
     /// Returns when to give an [`Input::Peers`] if no other input comes before. It is never much
@@ -380,10 +377,7 @@ impl Election {
         for vip in wanted.keys() {
             let epoch_floor = self.surveys.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
             let unknown = &mut self.declined_unknown;
-            self.states.entry(*vip).or_insert_with(|| {
-                let transfers = Transfers { declined: unknown.remove(vip), ..Transfers::default() };
-                VipState { epoch_floor, transfers, ..VipState::default() }
-            });
+            self.states.entry(*vip).or_insert_with(|| VipState::new(epoch_floor, unknown.remove(vip)));
         }
         self.index.touched.extend(wanted.keys());
         self.index.preferences = None;
@@ -457,7 +451,7 @@ impl Election {
     fn suspend(&mut self, why: &Lost, now: Duration) {
         // What this node knows of its peers may be old.
         self.states.values_mut().for_each(|state| state.operating_since = now);
-        let own = self.states.iter().filter(|(_, state)| state.own.is_some() && state.role != Role::Conflicted);
+        let own = self.states.iter().filter(|(_, state)| state.own().is_some() && state.role() != Role::Conflicted);
         let own: Vec<_> = own.map(|(vip, _)| *vip).collect();
         for vip in own {
             self.change_state(vip, now, |state, cx| {
@@ -467,7 +461,7 @@ impl Election {
                     state.give_up(why.clone(), cx);
                     state.set_latest(cx.local.clone(), epoch, None, now);
                 } else {
-                    state.stop(Role::Suspended, why.clone(), cx);
+                    state.stop(Phase::Suspended, why.clone(), cx);
                     state.abandon_check();
                 }
             });

@@ -8,17 +8,13 @@ use std::time::Duration;
 
 use super::{
     AbilityToLead, Command, Election,
-    context::Context,
     role::{Lost, Role},
-    timing::{
-        BALANCE_INTERVAL, CLAIM_GRACE, DRAIN_STALL, DRAIN_TIMEOUT, LONG_PROMISE, MAX_TRANSFER_BACKOFF, SETTLE_TIME,
-        TRANSFER_BACKOFF, TRANSFER_RESEND, TRANSFER_TIMEOUT, past,
-    },
-    vip_state::{LeaseOperation, OwnLeadership, Successor, VipState},
+    timing::{BALANCE_INTERVAL, CLAIM_GRACE, DRAIN_STALL, DRAIN_TIMEOUT, MAX_TRANSFER_BACKOFF, SETTLE_TIME},
+    vip_state::{Phase, Successor},
 };
 use crate::{
     lease::Lease,
-    membership::{ElectionMessage, Peers, TransferStep, Why},
+    membership::{ElectionMessage, Peers, TransferStep},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement, Preference},
     store_operation::StoreOperation,
@@ -102,8 +98,8 @@ impl Election {
 
     /// Returns whether a transfer is under way or has just failed.
     fn has_trouble(&self, now: Duration) -> bool {
-        let mut own = self.index.own.iter().filter_map(|vip| self.states.get(vip));
-        own.any(|state| state.role == Role::Handing || state.transfers.not_before > now)
+        let mut own = self.index.own.iter().filter_map(|vip| self.states.get(vip)?.own());
+        own.any(|own| own.is_handing() || own.transfer_not_before > now)
     }
 
     fn plan_transfers(&self, led: &[Vip], peers: &Peers, now: Duration) -> TransferPlan {
@@ -123,7 +119,7 @@ impl Election {
         let mut spare = u64::try_from(stay).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
         for (&vip, best) in led.iter().zip(best) {
             let Some(state) = self.states.get(&vip).filter(|state| state.operation.is_none()) else { continue };
-            let not_before = state.not_before.max(state.transfers.not_before);
+            let not_before = state.own().map_or(state.not_before, |own| own.transfer_not_before.max(state.not_before));
             if not_before > now {
                 plan.wake = Some(plan.wake.map_or(not_before, |first| first.min(not_before)));
                 continue;
@@ -164,11 +160,11 @@ impl Election {
                 (self.rebalanced, batch) = (now, batch - 1);
             }
             if let Some((state, mut cx)) = self.state_of(vip, now) {
-                state.stop(Role::Handing, Lost::Handed(successor.clone()), &mut cx);
+                let why = Lost::Handed(successor.clone());
+                state.stop(Phase::Handing(Successor::new(successor)), why, &mut cx);
                 if cx.mutated.is(Mutation::AnswersWhileHanding) {
                     cx.commands.pop();
                 }
-                state.transfers.successor = Some(Successor { node: successor, asked: 0, lease: Duration::ZERO });
             }
         }
     }
@@ -228,96 +224,6 @@ impl Election {
 /// the bound.
 fn balance_batch(spare: u64) -> u64 {
     spare.div_ceil(SHARE).min(MOST_AT_ONCE)
-}
-
-impl VipState {
-    /// Asks the successor to take the VIP, if it is time to. Leads it again if the successor does
-    /// not answer.
-    pub(super) fn continue_transfer(&mut self, peers: &Peers, cx: &mut Context<'_>) {
-        let (Some(successor), Some(own)) = (&mut self.transfers.successor, &self.own) else { return };
-        let lease = peers.members.get(&successor.node).map_or(cx.guard.lease, |peer| cx.guard.lease_of(peer));
-        // Its record may have been its evidence before this node was back.
-        let promises_more = cx.guard.fencings.promises_more(&successor.node, lease);
-        let lease = if promises_more { LONG_PROMISE } else { lease };
-        // Its next agent may have another one.
-        successor.lease = successor.lease.max(lease);
-        let end = past(successor.lease, self.since + TRANSFER_TIMEOUT);
-        if cx.now >= end {
-            let pause = TRANSFER_BACKOFF * (1 << self.transfers.unanswered.min(4));
-            self.transfers.not_before = cx.now + pause.min(MAX_TRANSFER_BACKOFF);
-            self.transfers.unanswered += 1;
-            return self.lead(cx);
-        }
-        if cx.now > self.since + TRANSFER_TIMEOUT || !cx.open {
-            return cx.schedule.wake_at(end);
-        }
-        let next = self.since + TRANSFER_RESEND * successor.asked;
-        if cx.now < next {
-            return cx.schedule.wake_at(next);
-        }
-        successor.asked += 1;
-        cx.send(successor.node.clone(), TransferStep::Take, own.epoch + 1);
-        cx.schedule.wake_at(cx.now + TRANSFER_RESEND);
-    }
-
-    /// Handles a message about this VIP. `can`: this node can take it, as long as the fence is
-    /// open.
-    fn receive(&mut self, from: &NodeName, step: TransferStep, epoch: u64, can: bool, cx: &mut Context<'_>) {
-        match step {
-            TransferStep::Take => {
-                let accepted = self.accept(epoch, from, can, cx);
-                if !accepted {
-                    self.transfers.declined = Some((epoch, cx.now));
-                }
-                cx.send(from.clone(), if accepted { TransferStep::Taken } else { TransferStep::Declined }, epoch);
-            }
-            TransferStep::Taken if self.is_transferring(epoch, from) => {
-                self.give_up(Lost::Handed(from.clone()), cx);
-                self.set_latest(from.clone(), epoch, Some(Why::Handed(cx.local.clone())), cx.now);
-            }
-            TransferStep::Declined if self.is_transferring(epoch, from) => {
-                self.lead(cx);
-                self.transfers.not_before = cx.now + MAX_TRANSFER_BACKOFF;
-                // The Lease may have a higher epoch: a node that wrote it need not know that it
-                // did.
-                self.attempt(LeaseOperation::CheckRead, cx);
-            }
-            TransferStep::Taken | TransferStep::Declined => {}
-        }
-    }
-
-    fn is_transferring(&self, epoch: u64, to: &NodeName) -> bool {
-        let successor = self.transfers.successor.as_ref().is_some_and(|successor| successor.node == *to);
-        let next = self.own.as_ref().is_some_and(|own| own.epoch + 1 == epoch);
-        self.role == Role::Handing && successor && next
-    }
-
-    /// Begins to lead a VIP that its leader transfers, if this node can.
-    ///
-    /// Returns whether that leader is rid of it. It is also rid of it where this node leads since
-    /// an earlier message, and may be transferring the VIP itself. The same holds where another
-    /// node has led it since. But this node may have given up a leadership with that epoch that it had not
-    /// written, because the old leader went on.
-    fn accept(&mut self, epoch: u64, from: &NodeName, can: bool, cx: &mut Context<'_>) -> bool {
-        if let Some(own) = &self.own {
-            return epoch <= own.epoch;
-        }
-        let leads = cx.index.claim(cx.vip).is_some_and(|(node, claim)| node == from && claim.epoch + 1 == epoch);
-        if epoch < self.epoch() || epoch == self.epoch() && !leads {
-            return true;
-        }
-        // After it was declined, the old leader leads again. A message from before must not be
-        // obeyed.
-        let late = |(declined, at): (u64, Duration)| declined == epoch && cx.now < at + MAX_TRANSFER_BACKOFF / 2;
-        if !can || !cx.open || epoch > Lease::MAX_EPOCH || self.transfers.declined.is_some_and(late) {
-            return false;
-        }
-        self.operation = None;
-        self.not_before = cx.now;
-        let why = Why::Handed(from.clone());
-        self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
-        true
-    }
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl Election {
             if state.learn(lease, now) {
                 self.index.touched.insert(*vip);
             }
-            if lease.holder == self.local && state.own.is_none() && self.availability.lossy.contains(vip) {
+            if lease.holder == self.local && state.own().is_none() && self.availability.lossy.contains(vip) {
                 let delete = StoreOperation::Delete { vip: *vip, version: lease.version.clone() };
                 self.commands.push(Command::Store(delete));
             }
@@ -64,9 +64,9 @@ impl Election {
     /// gone.
     fn lost_leases(&self, leases: &OrdMap<Vip, Lease>, asked: Duration) -> Vec<Vip> {
         let lost = |(vip, state): (&Vip, &VipState)| {
-            let written = state.own.as_ref()?.written.as_ref()?;
+            let written = state.own()?.written.as_ref()?;
             // A Lease that was written after the survey is not lost.
-            let epoch = state.own.as_ref()?.epoch;
+            let epoch = state.own()?.epoch;
             let own = |lease: &Lease| lease.holder == self.local && lease.epoch == epoch;
             (written.at < asked && !leases.get(vip).is_some_and(own)).then_some(*vip)
         };

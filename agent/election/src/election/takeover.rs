@@ -52,19 +52,19 @@ impl Election {
                 let store = peers.members.get(node).and_then(|peer| peer.state.store);
                 let differs = store.is_some() && store != self.store && self.store.is_some();
                 // Of two nodes that claim it and do not answer yet, one gives way.
-                let is_tied = state.role == Role::Suspended && own.written.is_none() && !differs;
+                let is_tied = state.role() == Role::Suspended && own.written.is_none() && !differs;
                 let gives_way =
                     if is_tied { *node < self.local } else { own.written.is_none() || differs && *node < self.local };
                 claim.epoch > own.epoch || claim.epoch == own.epoch && gives_way
             };
-            let rival = claim.filter(|(node, claim)| state.own.as_ref().is_some_and(|own| outdoes(node, claim, own)));
+            let rival = claim.filter(|(node, claim)| state.own().is_some_and(|own| outdoes(node, claim, own)));
             if let Some((node, _)) = rival.filter(|_| !self.mutated.is(Mutation::IgnoresClaims)) {
                 // This touches the VIP again.
                 let node = node.clone();
                 self.give_up(vip, Lost::Taken(node), now);
                 continue;
             }
-            if state.own.is_some() {
+            if state.own().is_some() {
                 self.index.set_leader(vip, Some(&self.local));
             } else {
                 if let Some((node, claim)) = claim {
@@ -87,20 +87,20 @@ impl Election {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             // A rival gives the VIP up as soon as it hears this node's claim, and answers no longer than its deadline.
             let rival_ends = rival.map(|rival| state.since + cx.guard.lease_of(rival));
-            let is_contested = state.own.as_ref().is_some_and(|own| rival_epoch == Some(own.epoch));
+            let is_contested = state.own().is_some_and(|own| rival_epoch == Some(own.epoch));
             let claims_heard = cx.guard.stores_differ.then(|| state.since.max(cx.guard.back) + CLAIM_PROPAGATION);
             state.settle_announcements(peers, &mut cx);
             state.hedge(peers, &mut cx);
-            announced |= !state.announced_by.is_empty();
-            assured |= state.is_assured();
-            match state.role {
+            announced |= state.own().is_some_and(|own| !own.announced_by.is_empty());
+            assured |= state.own().is_some_and(OwnLeadership::is_assured);
+            match state.role() {
                 Role::Handing => state.continue_transfer(peers, &mut cx),
                 Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
                 Role::Suspended if let Some(end) = rival_ends.max(claims_heard).filter(|end| now < *end) => {
                     cx.schedule.wake_at(end);
                 }
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
-                Role::Leading if !state.is_written() || state.must_reread => {
+                Role::Leading if state.own().is_some_and(|own| !own.is_recorded()) => {
                     state.attempt(LeaseOperation::CheckRead, &mut cx);
                 }
                 // Of two claims with one epoch, the Lease says which one counts.
@@ -184,7 +184,9 @@ impl Election {
         let mut leaders = BTreeSet::new();
         for (vip, mine) in self.turns(granted, taking, peers, now) {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
-            state.takeable_since.get_or_insert(now);
+            if let Some(follower) = state.follower_mut() {
+                follower.takeable_since.get_or_insert(now);
+            }
             if !mine {
                 cx.schedule.wake_at(now + TAKEOVER_TURN);
             } else if state.not_before > now {
@@ -228,7 +230,9 @@ impl Election {
                 taking += 1;
                 continue;
             }
-            state.unclaimed_since.get_or_insert(now);
+            if let Some(follower) = state.follower_mut() {
+                follower.unclaimed_since.get_or_insert(now);
+            }
             let leader = state.latest.as_ref().map(|known| &known.node);
             let unsure = leader.filter(|leader| unread.len() < MOST_READS && cx.guard.is_unsure(leader, now));
             unread.extend(unsure.cloned());
@@ -253,7 +257,7 @@ impl Election {
         // This node will soon lead what it is about to take.
         placement.add(&self.local, taking);
         let turn = |(vip, why)| {
-            let since = self.states.get(&vip)?.takeable_since.unwrap_or(now);
+            let since = self.states.get(&vip)?.follower().and_then(|follower| follower.takeable_since).unwrap_or(now);
             let turn = usize::try_from(now.saturating_sub(since).as_millis() / TAKEOVER_TURN.as_millis())
                 .unwrap_or(usize::MAX);
             // No other node can take this node's own VIP again.

@@ -89,7 +89,8 @@ impl TakeoverGuard<'_> {
             }
             MemberStatus::Alive | MemberStatus::Suspected => {
                 // Nobody could know its claims while it was down, or before it had the Lease.
-                silent(state.unclaimed_since.unwrap_or(now).max(peer.since).max(known.since) + CLAIM_GRACE)
+                let unclaimed = state.follower().and_then(|follower| follower.unclaimed_since).unwrap_or(now);
+                silent(unclaimed.max(peer.since).max(known.since) + CLAIM_GRACE)
             }
         }
     }

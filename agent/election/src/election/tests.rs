@@ -212,7 +212,7 @@ impl Bench {
 
     fn leader(&self) -> Option<&str> {
         let state = &self.election.states[&vip4(1)];
-        if state.own.is_some() { Some("a") } else { state.latest.as_ref().map(|known| known.node.as_str()) }
+        if state.own().is_some() { Some("a") } else { state.latest.as_ref().map(|known| known.node.as_str()) }
     }
 
     /// Returns the commands about nodes' records since the last call, as text.

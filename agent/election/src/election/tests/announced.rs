@@ -192,7 +192,7 @@ fn announcements_of_an_earlier_leader_silence_nobody() {
         ..announced(&bench, &["b"])
     }));
     assert_eq!(bench.role(), Role::Leading);
-    assert!(bench.election.states[&vip4(1)].announced_by.is_empty());
+    assert!(bench.election.states[&vip4(1)].own().unwrap().announced_by.is_empty());
 }
 
 #[test]

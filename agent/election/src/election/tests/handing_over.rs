@@ -165,7 +165,7 @@ fn what_is_handed_over_is_taken_by_who_can() {
     bench.give(read(Some(lease("b", 4, "v4"))));
     assert_eq!(bench.said(), ["swap v4 for 5"]);
     bench.give(swapped("v5"));
-    assert!(bench.election.states[&vip4(1)].is_written());
+    assert!(bench.election.states[&vip4(1)].own().is_some_and(|own| own.written.is_some()));
 
     let mut stale = Bench::following();
     assert_eq!(

@@ -20,7 +20,8 @@ fn taken_at(b: Peer, members: usize, back: Duration, fencings: &Fencings) -> Dur
     }
     peers.members.insert(node_name("b"), b);
     let known = LatestLeader { node: node_name("b"), epoch: 4, since: Duration::ZERO, why: Some(Why::First) };
-    let state = VipState { latest: Some(known), ..VipState::default() };
+    let mut state = VipState::default();
+    state.latest = Some(known);
     let (local, led_at_start, mutated) = (node_name("a"), BTreeSet::new(), Mutated::default());
     let guard = TakeoverGuard {
         local: &local,

@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
-use super::{
-    context::Context,
-    io::{AddressOwner, Command, LeaseOutcome},
-    role::{Lost, Role},
-    takeover_guard::Takeover,
-    timing::{
-        ADDRESS_PROBE_PAUSE, DELETED_NODE_PROBE_PAUSE, FENCED_LEADER_STOP, HEARTBEAT, LEASE_WRITE_RETRY, SHORT_RETRY,
-        STORE_RETRY, TAKEOVER_TURN,
-    },
-    vip_state::{LeaseOperation, OwnLeadership, VipState, WrittenLease},
-};
+use super::{Follower, LeaseOperation, Phase, VipState, WrittenLease};
 use crate::{
+    election::{
+        context::Context,
+        io::{AddressOwner, Command, LeaseOutcome},
+        role::{Lost, Role},
+        takeover_guard::Takeover,
+        timing::{
+            ADDRESS_PROBE_PAUSE, DELETED_NODE_PROBE_PAUSE, FENCED_LEADER_STOP, HEARTBEAT, LEASE_WRITE_RETRY,
+            SHORT_RETRY, STORE_RETRY, TAKEOVER_TURN,
+        },
+    },
     lease::{Lease, Version},
     membership::{Peers, Why},
     mutation::Mutation,
@@ -40,7 +40,7 @@ fn is_claimed(vip: Vip, peers: &Peers) -> bool {
 
 impl VipState {
     /// Begins an operation, unless one is under way or it is too early.
-    pub(super) fn attempt(&mut self, operation: LeaseOperation, cx: &mut Context<'_>) {
+    pub(in crate::election) fn attempt(&mut self, operation: LeaseOperation, cx: &mut Context<'_>) {
         if self.operation.is_some() {
             return;
         }
@@ -57,11 +57,17 @@ impl VipState {
 
     /// Returns whether the turn of this node has passed in which it began to take the VIP. Another node may be
     /// about to take it, too.
-    pub(super) fn is_late(&self, now: Duration) -> bool {
-        let turn = |at: Duration| {
-            self.takeable_since.map(|since| at.saturating_sub(since).as_millis() / TAKEOVER_TURN.as_millis())
-        };
+    pub(in crate::election) fn is_late(&self, now: Duration) -> bool {
+        let Some(since) = self.follower().and_then(|follower| follower.takeable_since) else { return false };
+        let turn = |at: Duration| at.saturating_sub(since).as_millis() / TAKEOVER_TURN.as_millis();
         turn(now) != turn(self.operating_since)
+    }
+
+    /// Counts the turns of a takeover anew, from when the VIP may be taken again.
+    const fn end_turns(&mut self) {
+        if let Some(follower) = self.follower_mut() {
+            follower.takeable_since = None;
+        }
     }
 
     /// Swaps the Lease as part of an operation.
@@ -74,7 +80,7 @@ impl VipState {
 
     /// Waits no longer for the store's answer about an own VIP: the connection may be gone on which it
     /// was asked. A swap that is still carried out is found by the next read.
-    pub(super) fn abandon_check(&mut self) {
+    pub(in crate::election) fn abandon_check(&mut self) {
         self.operation.take_if(|operation| {
             matches!(
                 operation,
@@ -85,7 +91,7 @@ impl VipState {
 
     /// Reads the Lease anew for a takeover that waits for the store's answer since before this node was cut off. The
     /// Lease may be its own by now, and no other node takes it for a while.
-    pub(super) fn read_anew(&mut self, cx: &mut Context<'_>) {
+    pub(in crate::election) fn read_anew(&mut self, cx: &mut Context<'_>) {
         let is_waiting = |operation: &mut LeaseOperation| {
             matches!(operation, LeaseOperation::TakeoverRead | LeaseOperation::TakeoverSwap { .. })
         };
@@ -95,14 +101,20 @@ impl VipState {
     }
 
     /// Begins no operation for a while.
-    pub(super) fn pause(&mut self, time: Duration, cx: &mut Context<'_>) {
+    pub(in crate::election) fn pause(&mut self, time: Duration, cx: &mut Context<'_>) {
         self.not_before = cx.now + time;
         cx.schedule.dirty = true;
     }
 
     /// Handles the result of a store operation. `detect`: the LAN is asked before an address is
     /// first used.
-    pub(super) fn stored(&mut self, outcome: LeaseOutcome, detect: bool, peers: &Peers, cx: &mut Context<'_>) {
+    pub(in crate::election) fn stored(
+        &mut self,
+        outcome: LeaseOutcome,
+        detect: bool,
+        peers: &Peers,
+        cx: &mut Context<'_>,
+    ) {
         cx.schedule.dirty = true;
         let now = cx.now;
         match (self.operation.take(), outcome) {
@@ -116,24 +128,23 @@ impl VipState {
                 self.pause(SHORT_RETRY, cx);
             }
             (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Swapped(version)) => {
-                let role = match why {
-                    Why::First if detect => Role::Detecting,
+                let phase = match why {
+                    Why::First if detect => Phase::Detecting,
                     // The last leader came back meanwhile, or it was another node's turn. It may not have
                     // waited for the store either, and gives the VIP up when it hears the claim.
-                    _ if is_claimed(cx.vip, peers) => Role::Suspended,
-                    Why::Down(_) if peers.majority && self.is_late(now) => Role::Suspended,
+                    _ if is_claimed(cx.vip, peers) => Phase::Suspended,
+                    Why::Down(_) if peers.majority && self.is_late(now) => Phase::Suspended,
                     // Another node may take it at the same time.
-                    _ if cx.guard.stores_differ => Role::Suspended,
-                    _ => Role::Leading,
+                    _ if cx.guard.stores_differ => Phase::Suspended,
+                    _ => Phase::Leading,
                 };
-                let written = Some(WrittenLease { at: now, version });
-                self.begin(OwnLeadership { epoch, why, since: now, written }, role, cx);
+                self.begin(epoch, why, Some(WrittenLease { at: now, version }), phase, cx);
             }
             (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Conflict)
                 if cx.mutated.is(Mutation::LeadsInSpiteOfConflict) =>
             {
-                let written = Some(WrittenLease { at: now, version: Version::new("lost") });
-                self.begin(OwnLeadership { epoch, why, since: now, written }, Role::Leading, cx);
+                let written = WrittenLease { at: now, version: Version::new("lost") };
+                self.begin(epoch, why, Some(written), Phase::Leading, cx);
             }
             (Some(LeaseOperation::TakeoverSwap { .. } | LeaseOperation::CheckSwap), LeaseOutcome::Conflict) => {
                 self.pause(SHORT_RETRY, cx);
@@ -142,15 +153,13 @@ impl VipState {
             (Some(LeaseOperation::TakeoverSwap { .. }), _) => self.pause(STORE_RETRY, cx),
             (Some(LeaseOperation::CheckRead), LeaseOutcome::Read(lease)) => self.check(lease, peers, cx),
             (Some(LeaseOperation::CheckSwap), LeaseOutcome::Swapped(version)) => {
-                if let Some(own) = &mut self.own {
-                    own.written = Some(WrittenLease { at: now, version });
-                    self.must_reread = false;
-                    if matches!(self.role, Role::Suspended | Role::Yielded) {
-                        self.lead(cx);
-                    }
+                let Some(own) = self.own_mut() else { return };
+                (own.written, own.must_reread) = (Some(WrittenLease { at: now, version }), false);
+                if matches!(own.phase, Phase::Suspended | Phase::Yielded) {
+                    self.lead(cx);
                 }
             }
-            (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) if self.role == Role::Leading => {
+            (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) if self.role() == Role::Leading => {
                 self.pause(LEASE_WRITE_RETRY, cx);
             }
             (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) => {
@@ -164,7 +173,7 @@ impl VipState {
 
     /// Takes a VIP over that has no known leader and this Lease.
     fn take_over(&mut self, lease: Option<Lease>, peers: &Peers, cx: &mut Context<'_>) {
-        if self.own.is_some() {
+        if self.own().is_some() {
             return;
         }
         if let Some(lease) = &lease {
@@ -179,7 +188,7 @@ impl VipState {
         let epoch = self.epoch();
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
             _ if is_claimed(cx.vip, peers) => {}
-            Takeover::Later(_) | Takeover::Unfenced(_) => self.takeable_since = None,
+            Takeover::Later(_) | Takeover::Unfenced(_) => self.end_turns(),
             Takeover::Granted { why: Why::Resumed, witnessed: true } if lease.is_some() => {
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why: Why::Resumed }, cx);
             }
@@ -198,12 +207,12 @@ impl VipState {
 
     /// Compares the Lease with the leadership that this node believes to have.
     fn check(&mut self, lease: Option<Lease>, peers: &Peers, cx: &mut Context<'_>) {
-        let Some(own) = &mut self.own else { return };
+        let Some(own) = self.own_mut() else { return };
         let epoch = own.epoch;
-        self.must_reread = false;
+        own.must_reread = false;
         match lease {
             Some(lease) if lease.holder == *cx.local && lease.epoch >= epoch => {
-                if self.role == Role::Leading {
+                if matches!(own.phase, Phase::Leading) {
                     let written = WrittenLease { at: cx.now, version: lease.version };
                     (own.epoch, own.written) = (lease.epoch, Some(written));
                 } else {
@@ -233,7 +242,8 @@ impl VipState {
     /// the VIP back.
     pub(super) fn predecessor(&self, peers: &Peers, cx: &Context<'_>) -> Predecessor {
         let leader = self.latest.as_ref().map(|known| &known.node).filter(|node| *node != cx.local);
-        let Some(leader) = leader.filter(|_| self.role != Role::Leading && !self.is_written()) else {
+        let is_unwritten = self.own().is_some_and(|own| own.written.is_none());
+        let Some(leader) = leader.filter(|_| self.role() != Role::Leading && is_unwritten) else {
             return Predecessor::Gone;
         };
         match peers.members.get(leader).filter(|peer| peer.status.is_alive()) {
@@ -250,8 +260,8 @@ impl VipState {
     /// Takes in a Lease that changed. It may be older than what this node knows, so only a later
     /// epoch of another node ends a leadership. Otherwise the Lease is read. `stop`: this node answers no
     /// longer until then.
-    pub(super) fn lease_changed(&mut self, lease: Option<&Lease>, stop: bool, cx: &mut Context<'_>) {
-        match (&self.own, lease) {
+    pub(in crate::election) fn lease_changed(&mut self, lease: Option<&Lease>, stop: bool, cx: &mut Context<'_>) {
+        match (self.own_mut(), lease) {
             (None, Some(lease)) => {
                 if self.learn(lease, cx.now) {
                     cx.index.touched.insert(cx.vip);
@@ -265,10 +275,10 @@ impl VipState {
                 self.set_latest(lease.holder.clone(), lease.epoch, None, cx.now);
             }
             // It is written again if it is gone or older.
-            (Some(_), _) => {
-                (self.must_reread, cx.schedule.dirty) = (true, true);
-                if stop && self.role == Role::Leading {
-                    self.stop(Role::Suspended, Lost::Unrecorded, cx);
+            (Some(own), _) => {
+                (own.must_reread, cx.schedule.dirty) = (true, true);
+                if stop && matches!(own.phase, Phase::Leading) {
+                    self.stop(Phase::Suspended, Lost::Unrecorded, cx);
                 }
             }
         }
@@ -289,12 +299,12 @@ impl VipState {
     }
 
     /// Handles the result of a probe on the LAN.
-    pub(super) fn probed(&mut self, owner: &AddressOwner, peers: &Peers, cx: &mut Context<'_>) {
+    pub(in crate::election) fn probed(&mut self, owner: &AddressOwner, peers: &Peers, cx: &mut Context<'_>) {
         match (self.operation.take(), owner) {
             // A node that is cut off leaves the Lease to the others. A client that looks for the
             // VIP would be heard.
             (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Unknown) => {
-                self.takeable_since = None;
+                self.end_turns();
                 self.pause(STORE_RETRY, cx);
             }
             // The leader answers, and only gossip does not reach it. Its MAC need not be known: a node
@@ -311,16 +321,19 @@ impl VipState {
                     return self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
                 }
                 let is_deleted = self.latest.as_ref().is_some_and(|known| !peers.members.contains_key(&known.node));
+                let was_answered = self.follower().is_some_and(|follower| follower.answered);
                 // Who answers for this node's own VIP may have no agent any more, and stop soon.
                 let pause = match why {
                     Why::Resumed => STORE_RETRY,
                     // It is heard again, and may end before the LAN would be asked once more.
                     _ if is_claimed(cx.vip, peers) => SHORT_RETRY,
                     // Its deadline may not have passed yet, or it transfers the VIP now.
-                    _ if is_deleted && !self.answered => DELETED_NODE_PROBE_PAUSE,
+                    _ if is_deleted && !was_answered => DELETED_NODE_PROBE_PAUSE,
                     _ => ADDRESS_PROBE_PAUSE,
                 };
-                (self.takeable_since, self.answered) = (None, why != Why::Resumed);
+                if let Some(Follower { takeable_since, answered, .. }) = self.follower_mut() {
+                    (*takeable_since, *answered) = (None, why != Why::Resumed);
+                }
                 self.pause(pause, cx);
             }
             (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Nobody) if is_claimed(cx.vip, peers) => {
@@ -331,16 +344,15 @@ impl VipState {
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
             }
             // A VIP that was suspended meanwhile needs its Lease first.
-            (Some(LeaseOperation::Detect), _) if self.role == Role::Suspended => cx.schedule.dirty = true,
+            (Some(LeaseOperation::Detect), _) if self.role() == Role::Suspended => cx.schedule.dirty = true,
             (Some(LeaseOperation::Detect), AddressOwner::ForeignSpeaker(mac)) => {
                 self.not_before = cx.now + ADDRESS_PROBE_PAUSE;
-                (self.role, self.since) = (Role::Conflicted, cx.now);
-                cx.schedule.dirty = true;
+                self.stop(Phase::Conflicted, Lost::Announced, cx);
                 cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
             }
             // Nobody knows which one of the two epochs is later.
             (Some(LeaseOperation::Detect), AddressOwner::Peer) if cx.guard.stores_differ => {
-                self.stop(Role::Suspended, Lost::Announced, cx);
+                self.stop(Phase::Suspended, Lost::Announced, cx);
             }
             // A peer that answers has an older epoch, and will see the announcement.
             (Some(LeaseOperation::Detect), AddressOwner::Nobody | AddressOwner::Unknown | AddressOwner::Peer) => {

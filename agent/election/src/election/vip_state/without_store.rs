@@ -5,16 +5,17 @@
 
 use std::time::Duration;
 
-use super::{
-    context::Context,
-    io::Command,
-    lease_operations::Predecessor,
-    role::Role,
-    takeover_guard::{Takeover, is_confirmed},
-    timing::{ANSWER_TIME, CLAIM_PROPAGATION, HEDGE_DELAY, MAX_ANSWER_AGE, SHORT_RETRY, STORE_RETRY},
-    vip_state::{LeaseOperation, OwnLeadership, VipState},
+use super::{LeaseOperation, Phase, VipState, lease_operations::Predecessor};
+use crate::{
+    election::{
+        context::Context,
+        io::Command,
+        role::Role,
+        takeover_guard::{Takeover, is_confirmed},
+        timing::{ANSWER_TIME, CLAIM_PROPAGATION, HEDGE_DELAY, MAX_ANSWER_AGE, SHORT_RETRY, STORE_RETRY},
+    },
+    membership::{Peers, SAMPLE, Why},
 };
-use crate::membership::{Peers, SAMPLE, Why};
 
 /// Returns the time of the earliest questions whose answers count.
 fn earliest_question(now: Duration) -> Duration {
@@ -39,7 +40,7 @@ fn ask(cx: &mut Context<'_>) {
 
 impl VipState {
     /// Asks for an evaluation when [`Self::hedge`] may have to decide.
-    pub(super) fn hedge_later(&self, cx: &mut Context<'_>) {
+    pub(in crate::election) fn hedge_later(&self, cx: &mut Context<'_>) {
         let at = self.operating_since + HEDGE_DELAY;
         if at > cx.now {
             cx.schedule.wake_at(at);
@@ -48,7 +49,7 @@ impl VipState {
 
     /// Decides by the peers what the store does not answer in time. The operation goes on, and its
     /// result is compared with what was decided.
-    pub(super) fn hedge(&mut self, peers: &Peers, cx: &mut Context<'_>) {
+    pub(in crate::election) fn hedge(&mut self, peers: &Peers, cx: &mut Context<'_>) {
         use LeaseOperation::{CheckRead, CheckRefused, CheckSwap, TakeoverRead, TakeoverRefused, TakeoverSwap};
         match self.operation {
             Some(TakeoverRefused { until }) => return self.take_over_without_store(until, peers, cx),
@@ -65,7 +66,7 @@ impl VipState {
             // The store may have written it already.
             Some(TakeoverSwap { epoch, .. }) => (epoch, CheckSwap),
             // Who announced a VIP that this node yielded may have the Lease.
-            _ if self.role != Role::Suspended => return,
+            _ if self.role() != Role::Suspended => return,
             _ => {
                 self.resume_without_store(from, peers, cx);
                 return;
@@ -93,8 +94,8 @@ impl VipState {
     /// claims it, too: their turns may be at the same time. In large clusters, where not all members are asked, it
     /// answers at once.
     fn claim(&mut self, epoch: u64, why: Why, peers: &Peers, cx: &mut Context<'_>) {
-        let role = if peers.members.len() < SAMPLE { Role::Suspended } else { Role::Leading };
-        self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, role, cx);
+        let phase = if peers.members.len() < SAMPLE { Phase::Suspended } else { Phase::Leading };
+        self.begin(epoch, why, None, phase, cx);
     }
 
     /// Returns why this node may take a VIP that nobody claims, while the store does not answer; `None`: it may
@@ -143,7 +144,7 @@ impl VipState {
     /// Answers again for this node's VIP, for which it does not answer now, if the VIP is nobody else's: a majority
     /// says so, and all its states are newer than the doubt and than `from`.
     fn resume_without_store(&mut self, from: Duration, peers: &Peers, cx: &mut Context<'_>) -> bool {
-        if !cx.open || !peers.majority || !matches!(self.role, Role::Suspended | Role::Yielded) {
+        if !cx.open || !peers.majority || !matches!(self.role(), Role::Suspended | Role::Yielded) {
             return false;
         }
         let is_large = peers.members.len() >= SAMPLE;
@@ -162,7 +163,9 @@ impl VipState {
             && self.predecessor(peers, cx) == Predecessor::Gone;
         if is_clear {
             self.lead(cx);
-            self.must_reread = true;
+            if let Some(own) = self.own_mut() {
+                own.must_reread = true;
+            }
         } else {
             cx.schedule.wake_at(cx.now + SHORT_RETRY);
         }
