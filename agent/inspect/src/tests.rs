@@ -17,8 +17,9 @@ use super::{
     backends::Backends,
     flows::Flows,
     lookup,
+    members::Members,
     neighbors::NeighborList,
-    objects::{MapList, PinnedPrograms},
+    objects::{MapList, MapView, PinnedPrograms, ProgramView},
     services::Services,
     stats::Stats,
     vips::Vips,
@@ -32,6 +33,15 @@ fn text(report: &impl Report) -> String {
     let mut out = Vec::new();
     write(report, Format::Table(Color::Never), &mut out).unwrap();
     String::from_utf8(out).unwrap()
+}
+
+/// Returns the cells in color below the header, with the numbers of their colors.
+fn colored(report: &impl Report) -> Vec<String> {
+    let mut out = Vec::new();
+    write(report, Format::Table(Color::Always), &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let (_, rows) = text.split_once('\n').unwrap();
+    rows.split("\x1b[").skip(1).filter(|cell| !cell.starts_with("0m")).map(str::to_owned).collect()
 }
 
 fn json(report: &impl Report) -> Value {
@@ -234,12 +244,31 @@ drop:no_service        2    120
 }
 
 #[test]
+fn states_have_a_color() {
+    let Some(mut cluster) = Cluster::new() else { return };
+    cluster.record_flows();
+    let (maps, clock) = (cluster.maps(), clock());
+    assert_eq!(colored(&Vips::read(&maps, &clock).unwrap()), ["32mthis node", "33myielded"]);
+    assert_eq!(colored(&Services::read(&maps, &clock).unwrap()), ["31m0"]);
+    let states = ["32mready", "32mready", "32mready", "33mdraining", "33mready, failing", "32mready"];
+    assert_eq!(colored(&Backends::read(&maps).unwrap()), states);
+    let records = ["32mvalid", "32mvalid", "33mnot translated", "32mvalid", "33mstale: backend gone"];
+    let records = [&records[..], &["33mstale: owner changed", "32mvalid", "33mstale: idle"]].concat();
+    assert_eq!(colored(&Flows::read(&maps, &clock, 1000).unwrap()), records);
+    let states = ["32mattached", "31mnot resolved", "32mattached"];
+    assert_eq!(colored(&NeighborList::read(&maps).unwrap()), states);
+    assert_eq!(colored(&Members::read(&maps, &clock).unwrap()), ["33mnot heard of"; 4]);
+    assert_eq!(colored(&Stats::read(&maps, false).unwrap()), ["33mdrop:no_service"]);
+}
+
+#[test]
 fn all_maps_are_listed_with_their_sizes() {
     let Some(cluster) = Cluster::new() else { return };
     let maps = MapList::read(&cluster.fixture.pins).unwrap();
     let vips = maps.maps.iter().find(|map| map.name == "VIPS").unwrap();
     assert_eq!((vips.key_bytes, vips.value_bytes, vips.max_entries), (16, 24, 64));
-    assert!(text(&maps).starts_with("MAP"));
+    let shown = text(&MapList { maps: vec![MapView { id: 7, ..vips.clone() }] });
+    assert_eq!(shown, "MAP   ID  KEY BYTES  VALUE BYTES  MAX ENTRIES\nVIPS   7         16           24           64\n");
 }
 
 #[test]
@@ -260,7 +289,11 @@ fn programs_are_listed_with_where_they_are_attached() {
         json(&programs)["programs"][0]["attached"],
         json!([{"interface": "lo", "generic": true, "place": null}])
     );
-    assert!(text(&programs).ends_with("  lo (generic)\n"), "{}", text(&programs));
+    let program = ProgramView { id: 7, tag: "0123456789abcdef".to_owned(), ..program.clone() };
+    assert_eq!(
+        text(&PinnedPrograms { programs: vec![program] }),
+        "PROGRAM     ID  TAG               ATTACHED TO\nvipmux_xdp   7  0123456789abcdef  lo (generic)\n"
+    );
 }
 
 #[test]
