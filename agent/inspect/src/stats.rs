@@ -118,9 +118,25 @@ mod tests {
     #[test]
     fn every_counter_is_documented() {
         let document = include_str!("../../../docs/packets.md");
-        let names = DropReason::ALL.iter().map(|reason| reason.name());
-        for name in names.chain(Stat::ALL.iter().map(|stat| stat.name())) {
+        for name in Stat::ALL.iter().map(|stat| stat.name()) {
             assert!(document.contains(&format!("`{name}`")), "{name} is not in docs/packets.md");
         }
+        for reason in DropReason::ALL {
+            let row = format!("\n| `{}` | {} | ", reason.name(), reason.text());
+            assert!(document.contains(&row), "docs/packets.md has no row with{row}");
+        }
+    }
+
+    #[test]
+    fn verdicts_have_the_cause_that_their_reason_tells() {
+        let document = include_str!("../../../docs/troubleshooting.md");
+        let verdicts =
+            document.lines().filter(|line| line.starts_with("| `rejected: ") || line.starts_with("| `dropped: "));
+        let verdicts: Vec<_> = verdicts.collect();
+        for row in &verdicts {
+            let is_told = |reason: &&DropReason| row.contains(&format!(": {}` | {} | ", reason.name(), reason.text()));
+            assert!(DropReason::ALL.iter().any(|reason| is_told(&reason)), "{row}");
+        }
+        assert!(verdicts.len() > 3, "{verdicts:?}");
     }
 }

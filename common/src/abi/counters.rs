@@ -19,56 +19,54 @@ macro_rules! counters {
     };
 }
 
-counters! {
-    /// The reason of a dropped packet: the index of its counter in `DROPS`.
-    DropReason {
-        /// An ARP request for a VIP that this node does not lead; its leader answers.
-        ArpNotLeading = "arp_not_leading",
-        /// An ARP request for a VIP that this node leads, after the fence deadline.
-        ArpFenced = "arp_fenced",
-        /// The node's own stack tried to send ARP for a VIP that it does not lead.
-        ArpEgress = "arp_egress",
-        /// A Neighbor Solicitation for a VIP that this node does not lead; its leader answers.
-        NdpNotLeading = "ndp_not_leading",
-        /// A Neighbor Solicitation for a VIP that this node leads, after the fence deadline.
-        NdpFenced = "ndp_fenced",
-        /// The node's own stack tried to send Neighbor Discovery for a VIP that it does not lead.
-        NdpEgress = "ndp_egress",
-        /// A truncated or inconsistent header of a packet to or from a VIP.
-        Malformed = "malformed",
-        /// A protocol that is not balanced.
-        Protocol = "protocol",
-        /// ICMP to a VIP that is neither an echo request nor an error about one of its flows.
-        Icmp = "icmp",
-        /// A fragment without a recent first fragment of its datagram, or a fragment of ICMP.
-        Fragment = "fragment",
-        /// The client's address is in none of the Service's source ranges.
-        SourceRange = "source_range",
-        /// A new flow to a local backend, and no record for it: all that it could have are of established
-        /// connections to local backends, or other CPUs have locked them. Or a fragmented datagram, and its
-        /// sender has too many of them.
-        RecordLimited = "record_limited",
-        /// No Service claims this port.
-        NoService = "no_service",
-        /// The Service has no ready backend.
-        NoBackend = "no_backend",
-        /// A handed-over frame, and this node has no backend for it.
-        NotLocal = "not_local",
-        /// The backend's node is not resolved or not attached.
-        NodeUnreachable = "node_unreachable",
-        /// The only backends are on the node that the frame came from.
-        Hairpin = "hairpin",
-        /// TTL of 1 or less at the hand-over.
-        TtlExceeded = "ttl_exceeded",
-        /// A packet is longer than the MTU of the path at the hand-over.
-        TooBig = "too_big",
-        /// Two live flows of one client to two VIP ports end at one backend port.
-        TupleCollision = "tuple_collision",
-        /// A flow's record could not be written.
-        RecordFailed = "record_failed",
-        /// A reply that should be translated could not be.
-        ReplyFailed = "reply_failed",
-    }
+macro_rules! drop_reasons {
+    ($($variant:ident = $name:literal: $text:literal,)*) => {
+        counters! {
+            /// The reason of a dropped packet: the index of its counter in `DROPS`.
+            DropReason { $(#[doc = $text] $variant = $name,)* }
+        }
+
+        impl DropReason {
+            /// The text for people.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+    };
+}
+
+// docs/packets.md has the texts too.
+drop_reasons! {
+    ArpNotLeading = "arp_not_leading": "an ARP request for a VIP that another node leads",
+    ArpFenced = "arp_fenced": "an ARP request for a VIP that this node leads, after the fence deadline",
+    ArpEgress = "arp_egress": "ARP of the node's own stack for a VIP that the node does not lead",
+    NdpNotLeading = "ndp_not_leading": "a neighbor solicitation for a VIP that another node leads",
+    NdpFenced = "ndp_fenced":
+        "a neighbor solicitation for a VIP that this node leads, after the fence deadline",
+    NdpEgress = "ndp_egress":
+        "Neighbor Discovery of the node's own stack for a VIP that the node does not lead",
+    Malformed = "malformed":
+        "a header that is cut off or contradicts itself; more extension headers than are parsed; a VIP as the \
+         source of a new flow; an ARP or NDP request that names a group as its sender",
+    Protocol = "protocol": "not TCP, UDP, SCTP or ICMP",
+    Icmp = "icmp": "neither an echo request within the limit, nor an error about a flow",
+    Fragment = "fragment": "the first fragment was not seen, or the fragment is ICMP",
+    SourceRange = "source_range": "the client is in none of the Service's source ranges",
+    RecordLimited = "record_limited":
+        "a new flow to a backend here, and no record is free for it; or a sender has too many fragmented \
+         datagrams",
+    NoService = "no_service": "no Service claims the port",
+    NoBackend = "no_backend": "the Service has no ready backend",
+    NotLocal = "not_local": "another node handed the packet over, and no backend for it is here",
+    NodeUnreachable = "node_unreachable": "no backend is on a node that can be reached",
+    Hairpin = "hairpin":
+        "the only backends, or the flow's recorded backend, are on the node that sent the packet",
+    TtlExceeded = "ttl_exceeded": "a TTL of 1, and the packet has to be handed over",
+    TooBig = "too_big": "the packet is longer than the MTU of the path to the other node",
+    TupleCollision = "tuple_collision":
+        "the client uses one of its ports for two ports of the VIP that reach the same pod port",
+    RecordFailed = "record_failed": "the kernel had no memory for the record of a fragmented datagram",
+    ReplyFailed = "reply_failed": "a reply could not be translated",
 }
 
 counters! {

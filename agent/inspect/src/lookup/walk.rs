@@ -366,13 +366,7 @@ impl Walk<'_> {
         let by = self.hash(key, service);
         let chosen = self.choose(service, by)?;
         if let Err(reason) = chosen {
-            let why = match reason {
-                DropReason::NotLocal => "a peer handed the frame over, but this node has no backend for it",
-                DropReason::Hairpin => "the tried backends are on the node that the frame came from",
-                DropReason::NodeUnreachable => "the nodes of the tried backends are not attached",
-                _ => "no ready backend",
-            };
-            self.note("table", why);
+            self.note("table", reason.text());
         }
         Ok(chosen)
     }
