@@ -21,8 +21,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use self::details::{
-    AssignmentState, EndpointDetails, PipelineResults, PortDetails, ProbeFailure, ServiceDetails, TargetDetails,
-    UnknownTarget, VipDetails,
+    AssignmentState, DetailsError, EndpointDetails, PipelineResults, PortDetails, ProbeFailure, ServiceDetails,
+    TargetDetails, UnknownTarget, VipDetails,
 };
 use crate::{
     backends::BackendView,
@@ -30,6 +30,7 @@ use crate::{
     services::ServiceView,
     vips::{FenceView, VipView},
 };
+use vipmux_datapath::bpf::maps::MapsError;
 use vipmux_model::{NodeName, ServiceName, Vip, name::is_label};
 
 /// The Service or VIP to explain.
@@ -246,12 +247,11 @@ pub struct Explanation {
 impl Explanation {
     /// Evaluates all steps.
     ///
-    /// `details`, `kernel`: `Err` has the reason why there is none. Fails if neither of them knows
-    /// the target.
+    /// Fails if neither `details` nor `kernel` knows the target.
     pub fn new(
         target: ExplainTarget,
-        details: Result<TargetDetails, String>,
-        kernel: &Result<KernelState, String>,
+        details: Result<TargetDetails, DetailsError>,
+        kernel: &Result<KernelState, MapsError>,
     ) -> Result<Self, UnknownTarget> {
         let held = kernel.as_ref().ok().map(|held| held.clone().about(&target));
         if let (Err(_), Ok(all), Some(held)) = (&details, kernel, &held)
@@ -266,7 +266,7 @@ impl Explanation {
             Ok(TargetDetails { node, services, vips, .. }) => {
                 (node.map_or(DetailsSource::Manifests, DetailsSource::Agent), services, vips)
             }
-            Err(why) => (DetailsSource::Nowhere(why), Vec::new(), Vec::new()),
+            Err(error) => (DetailsSource::Nowhere(error.to_string()), Vec::new(), Vec::new()),
         };
         Ok(Self { target, source, services, vips, kernel: held, steps, broken })
     }

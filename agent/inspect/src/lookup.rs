@@ -44,7 +44,7 @@ pub struct LookupEndpoint {
 /// The outcome for a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum LookupOutcome {
     /// Passed to the stack, unchanged.
     Passed,
     /// Delivered to the stack, with the backend as its destination.
@@ -91,10 +91,10 @@ pub struct Lookup {
     /// The decisions, in their order.
     pub steps: Vec<LookupStep>,
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: LookupOutcome,
 }
 
-impl From<DropReason> for Outcome {
+impl From<DropReason> for LookupOutcome {
     fn from(reason: DropReason) -> Self {
         Self::Dropped { reason: reason.name() }
     }
@@ -107,7 +107,7 @@ impl LookupEndpoint {
     }
 }
 
-impl Outcome {
+impl LookupOutcome {
     fn cell(&self) -> Cell<'_> {
         match self {
             Self::Passed => Cell::toned("passed to the stack, unchanged", Tone::Plain),

@@ -105,12 +105,12 @@ pub struct Attachment {
     /// XDP runs in the stack, not in the driver; `None`: not an XDP program.
     pub generic: Option<bool>,
     /// The place among the programs of the interface; `None`: an XDP program, which is alone.
-    pub place: Option<Place>,
+    pub place: Option<ChainPosition>,
 }
 
 /// A classifier's place among the programs that see the same packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct ChainPosition {
     /// 1: it runs first.
     pub position: usize,
     /// The number of programs, with this one.
@@ -134,7 +134,8 @@ impl Attachment {
         let attachment = |ifindex, link: Option<u32>| {
             // It may be read only with CAP_NET_ADMIN.
             let chain = Chain::read(direction, ifindex, link).unwrap_or_default();
-            let place = chain.own.map(|own| Place { position: own + 1, of: chain.all.len(), filter: link.is_none() });
+            let place =
+                chain.own.map(|own| ChainPosition { position: own + 1, of: chain.all.len(), filter: link.is_none() });
             let is_attached = place.is_some() || link.is_some();
             is_attached.then(|| Self { interface: interface_name(ifindex), generic: None, place })
         };
@@ -149,7 +150,7 @@ impl Attachment {
         match (self.generic, self.place) {
             (Some(true), _) => format!("{name} (generic)"),
             (Some(false), _) => format!("{name} (native)"),
-            (None, Some(Place { position, of, filter })) => {
+            (None, Some(ChainPosition { position, of, filter })) => {
                 let filter = if filter { "filter, " } else { "" };
                 format!("{name} ({filter}{position} of {of})")
             }

@@ -23,7 +23,7 @@ use vipmux_inspect::{
     InspectError,
     backends::Backends,
     clock::Clock,
-    explain::{ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails, UnknownTarget},
+    explain::{DetailsError, ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails, UnknownTarget},
     neighbors::NeighborList,
     output::{self, Format, table::Color},
     services::Services,
@@ -98,18 +98,17 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
 }
 
 impl ExplainArgs {
-    /// Returns the details from the agent, else from the manifests; else the reason why there are
-    /// none.
-    fn details(&self) -> Result<Result<TargetDetails, String>, ExplainError> {
-        let why = match control::ask(&self.socket, ControlCommand::Explain(self.target.clone())) {
+    /// Returns the details from the agent, else from the manifests.
+    fn details(&self) -> Result<Result<TargetDetails, DetailsError>, ExplainError> {
+        let error = match control::ask(&self.socket, ControlCommand::Explain(self.target.clone())) {
             Ok(Answer::Details(details)) => return Ok(Ok(*details)),
             Ok(Answer::Unknown(unknown)) => return Err(unknown.into()),
-            Ok(Answer::Error(error)) => AskError::Failed(error).to_string(),
-            Ok(Answer::Diff(_) | Answer::Drain(_)) => AskError::Unasked { path: self.socket.clone() }.to_string(),
-            Err(error) => error.to_string(),
+            Ok(Answer::Error(error)) => AskError::Failed(error),
+            Ok(Answer::Diff(_) | Answer::Drain(_)) => AskError::Unasked { path: self.socket.clone() },
+            Err(error) => error,
         };
         if self.manifests.is_empty() {
-            return Ok(Err(why));
+            return Ok(Err(DetailsError::new(error)));
         }
         Ok(Ok(self.details_of_manifests()?))
     }
@@ -134,14 +133,12 @@ impl ExplainArgs {
     }
 }
 
-/// Returns the kernel's state; `Err`: the reason why there is none.
-fn kernel(pin_path: &Path) -> Result<Result<KernelState, String>, InspectError> {
+/// Returns the kernel's state, or why there is none to explain.
+fn kernel(pin_path: &Path) -> Result<Result<KernelState, MapsError>, InspectError> {
     let pins = Pins::new(pin_path);
     let maps = match Maps::open(pins.root()) {
         Ok(maps) => maps,
-        Err(error @ (MapsError::NotLoaded { .. } | MapsError::NoPermission { .. })) => {
-            return Ok(Err(error.to_string()));
-        }
+        Err(error @ (MapsError::NotLoaded { .. } | MapsError::NoPermission { .. })) => return Ok(Err(error)),
         Err(error) => return Err(error.into()),
     };
     let clock = Clock::now(maps.read_config()?.hz)?;

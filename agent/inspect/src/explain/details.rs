@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    error::Error,
     net::IpAddr,
     time::Duration,
 };
@@ -173,6 +174,18 @@ pub struct VipDetails {
     pub leader: Option<NodeName>,
     /// How the leader was chosen, or why there is none.
     pub why: String,
+}
+
+/// Neither an agent nor manifests could be asked for details.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct DetailsError(Box<dyn Error + Send + Sync>);
+
+impl DetailsError {
+    /// Makes the error of its cause.
+    pub fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(cause.into())
+    }
 }
 
 /// The target is not known.

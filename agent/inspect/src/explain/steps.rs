@@ -5,10 +5,11 @@ mod kernel;
 use std::collections::BTreeSet;
 
 use super::{
-    AssignmentState, EndpointDetails, ExplainTarget, KernelState, PortDetails, ProbeFailure, ServiceDetails, StepKind,
-    StepReport, StepState, TargetDetails,
+    AssignmentState, DetailsError, EndpointDetails, ExplainTarget, KernelState, PortDetails, ProbeFailure,
+    ServiceDetails, StepKind, StepReport, StepState, TargetDetails,
 };
 use crate::names;
+use vipmux_datapath::bpf::maps::MapsError;
 use vipmux_election::membership::sealing::KEY_REMEDY;
 use vipmux_model::{Vip, port::Port, reason::Reason};
 
@@ -45,8 +46,8 @@ impl Steps {
 /// Evaluates all steps. Without an address, the steps that need one are left out.
 pub(super) fn evaluate(
     target: &ExplainTarget,
-    details: Result<&TargetDetails, &String>,
-    kernel: Result<&KernelState, &String>,
+    details: Result<&TargetDetails, &DetailsError>,
+    kernel: Result<&KernelState, &MapsError>,
 ) -> Vec<StepReport> {
     let mut steps = Steps::default();
     match details {
@@ -57,10 +58,10 @@ pub(super) fn evaluate(
                 steps.kernel(target, Some(details), kernel);
             }
         }
-        Err(why) => {
+        Err(error) => {
             steps.unknown(
                 StepKind::Manifest,
-                format!("request and decisions are not known: {why}"),
+                format!("request and decisions are not known: {error}"),
                 "start the agent, or name the manifests by --manifests",
             );
             steps.kernel(target, None, kernel);

@@ -191,7 +191,11 @@ fn add_silent_node(held: &mut KernelState) {
     held.neighbors.push(NeighborView { attached: false, silent: true, ..neighbor("n2") });
 }
 
-fn shown(target: &str, details: Result<TargetDetails, String>, kernel: &Result<KernelState, String>) -> String {
+fn shown(
+    target: &str,
+    details: Result<TargetDetails, DetailsError>,
+    kernel: &Result<KernelState, MapsError>,
+) -> String {
     let explanation = Explanation::new(target.parse().unwrap(), details, kernel).unwrap();
     let mut out = Vec::new();
     explanation.print(&mut out, Color::Never).unwrap();
@@ -415,9 +419,12 @@ fn the_leader_has_to_answer_and_a_change_in_progress_breaks_nothing() {
 
 #[test]
 fn without_an_agent_one_half_is_shown_alone() {
-    insta::assert_snapshot!("kernel-alone", shown("shop/web", Err("no agent listens on /run/x".into()), &Ok(held())));
+    insta::assert_snapshot!(
+        "kernel-alone",
+        shown("shop/web", Err(DetailsError::new("no agent listens on /run/x")), &Ok(held()))
+    );
     let details = details(&objects(), &"shop/web".parse().unwrap()).unwrap();
-    let absent = Err("vipmux is not loaded on this node (no maps under /p)".into());
+    let absent = Err(MapsError::NotLoaded { path: "/p".into() });
     insta::assert_snapshot!("manifests-alone", shown("shop/web", Ok(details.clone()), &absent));
     let of_agent = TargetDetails { node: Some(node_name("n1")), ..details };
     let explanation = Explanation::new("shop/web".parse().unwrap(), Ok(of_agent), &absent).unwrap();
@@ -431,7 +438,8 @@ fn an_unknown_name_is_reported_with_similar_ones() {
     assert_eq!(unknown("default/web"), "there is no Service default/web; did you mean shop/web?");
     assert_eq!(unknown("192.0.2.11"), "192.0.2.11 is not a VIP: no Service has it; did you mean 192.0.2.10?");
     assert_eq!(unknown("blog/something-else"), "there is no Service blog/something-else");
-    let held = Explanation::new("shop/wbe".parse().unwrap(), Err("no agent".into()), &Ok(held())).unwrap_err();
+    let held =
+        Explanation::new("shop/wbe".parse().unwrap(), Err(DetailsError::new("no agent")), &Ok(held())).unwrap_err();
     assert_eq!(held.to_string(), "there is no Service shop/wbe; did you mean shop/web?");
 }
 

@@ -14,7 +14,7 @@ use vipmux_common::{
     hash,
 };
 
-use super::{Lookup, LookupEndpoint, LookupMaps, LookupStep, Outcome};
+use super::{Lookup, LookupEndpoint, LookupMaps, LookupOutcome, LookupStep};
 use crate::{clock::Clock, freshness, names};
 use vipmux_datapath::{
     bpf::maps::{Maps, MapsError},
@@ -98,8 +98,8 @@ impl Walk<'_> {
         self.steps.push(LookupStep { step, finding: finding.into() });
     }
 
-    fn outcome(&mut self) -> LookupResult<Outcome> {
-        let Some((vip, interface)) = self.vip()? else { return Ok(Ok(Outcome::Passed)) };
+    fn outcome(&mut self) -> LookupResult<LookupOutcome> {
+        let Some((vip, interface)) = self.vip()? else { return Ok(Ok(LookupOutcome::Passed)) };
         self.vip_flags = vip.flags;
         let is_abandoned = freshness::is_abandoned(&self.maps.read_fence()?, &self.config, self.clock)
             && !self.may_be_handed_over(interface)?;
@@ -118,7 +118,7 @@ impl Walk<'_> {
                 "the agent has been away for too long: what is not handed over, nor of a flow to a backend here, is left \
                  to the node's own stack",
             );
-            return Ok(Ok(Outcome::Passed));
+            return Ok(Ok(LookupOutcome::Passed));
         }
         let recorded = match recorded {
             Ok(recorded) => recorded,
@@ -143,7 +143,7 @@ impl Walk<'_> {
             },
             _ => {
                 self.note("kernel", "the Service's packets are left to the node's own stack");
-                return Ok(Ok(Outcome::LeftToKernel));
+                return Ok(Ok(LookupOutcome::LeftToKernel));
             }
         };
         let direct = state.flags & SERVICE_DIRECT != 0;
@@ -209,15 +209,15 @@ impl Walk<'_> {
         })
     }
 
-    fn unclaimed(&self, reason: DropReason) -> Result<Outcome, MapsError> {
+    fn unclaimed(&self, reason: DropReason) -> Result<LookupOutcome, MapsError> {
         let sent_on = match self.request.source {
             FrameSource::Mac(mac) => self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0),
             FrameSource::Client | FrameSource::Peer => false,
         };
         Ok(match self.config.unclaimed {
             _ if self.is_handed_over()? => reason.into(),
-            UNCLAIMED_PASS if !sent_on => Outcome::Passed,
-            UNCLAIMED_PASS | UNCLAIMED_REJECT => Outcome::Rejected { reason: reason.name() },
+            UNCLAIMED_PASS if !sent_on => LookupOutcome::Passed,
+            UNCLAIMED_PASS | UNCLAIMED_REJECT => LookupOutcome::Rejected { reason: reason.name() },
             _ => reason.into(),
         })
     }
@@ -495,18 +495,18 @@ impl Walk<'_> {
         Ok(Ok(local))
     }
 
-    fn deliver(&mut self, key: &FlowKey, target: &IndexedBackend, direct: bool) -> LookupResult<Outcome> {
+    fn deliver(&mut self, key: &FlowKey, target: &IndexedBackend, direct: bool) -> LookupResult<LookupOutcome> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
         if direct {
-            return Ok(Ok(Outcome::Delivered { backend, direct }));
+            return Ok(Ok(LookupOutcome::Delivered { backend, direct }));
         }
         if let Some(vip) = self.collision(key, target)? {
             let what = format!("the backend's replies to this client port belong to an active flow to {vip}");
             self.note("replies", what);
             return Ok(Err(DropReason::TupleCollision));
         }
-        Ok(Ok(Outcome::Delivered { backend, direct }))
+        Ok(Ok(LookupOutcome::Delivered { backend, direct }))
     }
 
     /// Returns the destination of another live flow of the same client port that ends at the same
@@ -528,7 +528,7 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    fn hand_over(&mut self, target: &IndexedBackend, entered: Interface) -> LookupResult<Outcome> {
+    fn hand_over(&mut self, target: &IndexedBackend, entered: Interface) -> LookupResult<LookupOutcome> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
         let Some(node) = self.attached(target)? else {
@@ -540,7 +540,7 @@ impl Walk<'_> {
             "node",
             format!("its program is attached, its MAC is {}; a packet with a {limit} of 1 would be dropped", node.mac),
         );
-        Ok(Ok(Outcome::HandedOver {
+        Ok(Ok(LookupOutcome::HandedOver {
             backend,
             mac: node.mac.to_string(),
             source_mac: self.source_mac(&node, entered)?.to_string(),

@@ -20,7 +20,7 @@ use vipmux_common::service_index::IndexedService;
 use super::cluster::{Cluster, HZ, IDLE, handover_mac, mac, request};
 use crate::{
     clock::Clock,
-    lookup::{FrameSource, LookupPacket, Outcome, walk},
+    lookup::{FrameSource, LookupOutcome, LookupPacket, walk},
 };
 use vipmux_datapath::{
     bpf::{
@@ -116,13 +116,13 @@ fn done(program: &Xdp, maps: &Maps, request: &LookupPacket) -> String {
     }
 }
 
-fn predicted(outcome: &Outcome) -> String {
+fn predicted(outcome: &LookupOutcome) -> String {
     match outcome {
-        Outcome::Passed | Outcome::LeftToKernel => "passed".to_owned(),
-        Outcome::Delivered { backend, .. } => format!("delivered to {}:{}", backend.address, backend.port),
-        Outcome::HandedOver { mac, source_mac, .. } => format!("handed over from {source_mac} to {mac}"),
-        Outcome::Rejected { reason } => format!("rejected: {reason}"),
-        Outcome::Dropped { reason } => format!("dropped: {reason}"),
+        LookupOutcome::Passed | LookupOutcome::LeftToKernel => "passed".to_owned(),
+        LookupOutcome::Delivered { backend, .. } => format!("delivered to {}:{}", backend.address, backend.port),
+        LookupOutcome::HandedOver { mac, source_mac, .. } => format!("handed over from {source_mac} to {mac}"),
+        LookupOutcome::Rejected { reason } => format!("rejected: {reason}"),
+        LookupOutcome::Dropped { reason } => format!("dropped: {reason}"),
     }
 }
 

@@ -9,7 +9,7 @@ use vipmux_common::{
 };
 
 use super::{cluster::request, *};
-use crate::lookup::{Lookup, Outcome};
+use crate::lookup::{Lookup, LookupOutcome};
 use vipmux_plan::Step;
 
 impl Cluster {
@@ -69,11 +69,11 @@ fn a_lookup_says_whether_the_source_ranges_let_the_client_in() {
     cluster.state(4, |state| state.ranges = 900);
     let let_in = cluster.ask(81);
     assert_eq!(findings(&let_in, "ranges"), ["198.51.100.7 is in one of the Service's source ranges"]);
-    assert!(matches!(let_in.outcome, Outcome::Delivered { direct: false, .. }));
+    assert!(matches!(let_in.outcome, LookupOutcome::Delivered { direct: false, .. }));
     cluster.state(4, |state| state.ranges = 901);
     let kept_out = cluster.ask(81);
     assert_eq!(findings(&kept_out, "ranges"), ["198.51.100.7 is in none of the Service's source ranges"]);
-    assert_eq!(kept_out.outcome, Outcome::Dropped { reason: "source_range" });
+    assert_eq!(kept_out.outcome, LookupOutcome::Dropped { reason: "source_range" });
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_lookup_finds_the_service_with_all_ports_and_keeps_the_requested_port() {
     cluster.fixture.maps.vips.insert(address, vip, 0).unwrap();
     let found = cluster.ask(7777);
     assert_eq!(findings(&found, "service"), ["shop/admin claims every TCP port"]);
-    let Outcome::Delivered { backend, .. } = &found.outcome else { panic!("{found:?}") };
+    let LookupOutcome::Delivered { backend, .. } = &found.outcome else { panic!("{found:?}") };
     assert_eq!(backend.port, 7777);
     assert_eq!(findings(&cluster.ask(443), "service"), ["shop/tls claims port 443/TCP"]);
     let shown = text(&Services::read(&cluster.maps(), &clock()).unwrap());
@@ -130,10 +130,10 @@ fn a_lookup_shows_which_packets_are_not_translated_and_which_are_left_to_the_sta
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.state(4, |state| state.flags = SERVICE_DIRECT);
     let direct = cluster.ask(81);
-    assert!(matches!(direct.outcome, Outcome::Delivered { direct: true, .. }));
+    assert!(matches!(direct.outcome, LookupOutcome::Delivered { direct: true, .. }));
     assert!(text(&direct).ends_with("delivered here, unchanged, for 10.0.0.1:8080 on node-a\n"), "{}", text(&direct));
     cluster.revision(81, |value| value.flags = SERVICE_KERNEL);
     let left = cluster.ask(81);
-    assert_eq!(left.outcome, Outcome::LeftToKernel);
+    assert_eq!(left.outcome, LookupOutcome::LeftToKernel);
     assert_eq!(json(&left)["outcome"], json!({"verdict": "left_to_kernel"}));
 }

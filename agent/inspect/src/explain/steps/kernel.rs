@@ -13,6 +13,7 @@ use crate::{
     services::ServiceView,
     vips::{FenceState, VipView},
 };
+use vipmux_datapath::bpf::maps::MapsError;
 use vipmux_model::{PortClaim, ServiceName, Vip};
 
 const COMPARE: &str = "run `vipmux inspect diff`; the agent repairs differences by itself, every --self-check";
@@ -26,15 +27,15 @@ impl Steps {
         &mut self,
         target: &ExplainTarget,
         details: Option<&TargetDetails>,
-        kernel: Result<&KernelState, &String>,
+        kernel: Result<&KernelState, &MapsError>,
     ) {
         let held = match (kernel, details.map(|details| &details.node)) {
             (Ok(held), _) => held,
-            (Err(why), Some(None)) => {
-                let finding = format!("the state of this node's kernel is not known: {why}");
+            (Err(error), Some(None)) => {
+                let finding = format!("the state of this node's kernel is not known: {error}");
                 return self.unknown(StepKind::Vip, finding, "run this as root on a node with an agent");
             }
-            (Err(why), _) => return self.broken(StepKind::Vip, why, START),
+            (Err(error), _) => return self.broken(StepKind::Vip, error.to_string(), START),
         };
         let remedy = if details.is_some_and(|details| details.node.is_some()) { COMPARE } else { START };
         let vips = match details {
