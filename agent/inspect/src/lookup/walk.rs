@@ -57,10 +57,11 @@ pub struct LookupPacket {
 pub fn walk(maps: &Maps, clock: &Clock, request: &LookupPacket) -> Result<Lookup, MapsError> {
     let (entries, config) = (LookupMaps(maps), maps.read_config()?);
     let mut walk = Walk { maps, entries, clock, request, config, vip_flags: 0, steps: Vec::new() };
-    let outcome = match walk.outcome()? {
+    let outcome = match walk.outcome() {
         Ok(outcome) => outcome,
-        Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => walk.unclaimed(reason)?,
-        Err(reason) => reason.into(),
+        Err(WalkError::Dropped(reason @ (DropReason::NoService | DropReason::NoBackend))) => walk.unclaimed(reason)?,
+        Err(WalkError::Dropped(reason)) => reason.into(),
+        Err(WalkError::Maps(error)) => return Err(error),
     };
     let (client, vip, protocol) = (request.client, request.vip, request.protocol.to_string());
     Ok(Lookup { client, vip, protocol, steps: walk.steps, outcome })
@@ -90,16 +91,30 @@ impl IndexedBackend {
     }
 }
 
-/// A map's error; else the reason of a drop, or the value.
-type LookupResult<T> = Result<Result<T, DropReason>, MapsError>;
+/// The end of a walk without a verdict for a backend.
+#[derive(Debug, thiserror::Error)]
+enum WalkError {
+    /// The packet is dropped or rejected.
+    #[error("{}", .0.text())]
+    Dropped(DropReason),
+    /// A map could not be read.
+    #[error(transparent)]
+    Maps(#[from] MapsError),
+}
+
+impl From<DropReason> for WalkError {
+    fn from(reason: DropReason) -> Self {
+        Self::Dropped(reason)
+    }
+}
 
 impl Walk<'_> {
     fn note(&mut self, step: &'static str, finding: impl Into<String>) {
         self.steps.push(LookupStep { step, finding: finding.into() });
     }
 
-    fn outcome(&mut self) -> LookupResult<LookupOutcome> {
-        let Some((vip, interface)) = self.vip()? else { return Ok(Ok(LookupOutcome::Passed)) };
+    fn outcome(&mut self) -> Result<LookupOutcome, WalkError> {
+        let Some((vip, interface)) = self.vip()? else { return Ok(LookupOutcome::Passed) };
         self.vip_flags = vip.flags;
         let is_abandoned = freshness::is_abandoned(&self.maps.read_fence()?, &self.config, self.clock)
             && !self.may_be_handed_over(interface)?;
@@ -111,47 +126,43 @@ impl Walk<'_> {
             protocol: self.request.protocol.number().into(),
             ..FlowKey::default()
         };
-        let recorded = self.recorded(&key, interface)?;
-        if is_abandoned && !matches!(&recorded, Ok(Some((target, _))) if target.is_local()) {
+        let recorded = self.recorded(&key, interface);
+        let is_left = match &recorded {
+            Ok(Some((target, _))) => !target.is_local(),
+            Ok(None) | Err(WalkError::Dropped(_)) => true,
+            Err(WalkError::Maps(_)) => false,
+        };
+        if is_abandoned && is_left {
             self.note(
                 "fence",
                 "the agent has been away for too long: what is not handed over, nor of a flow to a backend here, is left \
                  to the node's own stack",
             );
-            return Ok(Ok(LookupOutcome::Passed));
+            return Ok(LookupOutcome::Passed);
         }
-        let recorded = match recorded {
-            Ok(recorded) => recorded,
-            Err(reason) => return Ok(Err(reason)),
-        };
+        let recorded = recorded?;
         if recorded.is_none() && self.maps.read_vip(&key.client)?.is_some() {
             self.note("client", "the client is a VIP, whose packets start no flow");
-            return Ok(Err(DropReason::Malformed));
+            return Err(DropReason::Malformed.into());
         }
         let service = if recorded.is_none() { self.service(&key, &vip)? } else { None };
         let slot = recorded.map(|(_, slot)| slot).or(service.map(|service| service.slot));
-        let Some(slot) = slot else { return Ok(Err(DropReason::NoService)) };
+        let slot = slot.ok_or(DropReason::NoService)?;
         let state = self.entries.service_state(slot)?.unwrap_or_default();
         if !self.is_admitted(&state)? {
-            return Ok(Err(DropReason::SourceRange));
+            return Err(DropReason::SourceRange.into());
         }
         let target = match (recorded, service) {
             (Some((target, _)), _) => target,
-            (None, Some(service)) if service.flags & SERVICE_KERNEL == 0 => match self.balanced(&key, &service)? {
-                Ok(target) => target,
-                Err(reason) => return Ok(Err(reason)),
-            },
+            (None, Some(service)) if service.flags & SERVICE_KERNEL == 0 => self.balanced(&key, &service)?,
             _ => {
                 self.note("kernel", "the Service's packets are left to the node's own stack");
-                return Ok(Ok(LookupOutcome::LeftToKernel));
+                return Ok(LookupOutcome::LeftToKernel);
             }
         };
         let direct = state.flags & SERVICE_DIRECT != 0;
         let target = match service.filter(|_| !direct) {
-            Some(service) => match self.without_collision(&key, &service, target)? {
-                Ok(target) => target,
-                Err(reason) => return Ok(Err(reason)),
-            },
+            Some(service) => self.without_collision(&key, &service, target)?,
             None => target,
         };
         if target.is_local() { self.deliver(&key, &target, direct) } else { self.hand_over(&target, interface) }
@@ -260,19 +271,19 @@ impl Walk<'_> {
     }
 
     /// Returns the backend of a valid flow record, and the Service's slot.
-    fn recorded(&mut self, key: &FlowKey, entered: Interface) -> LookupResult<Option<(IndexedBackend, u32)>> {
+    fn recorded(&mut self, key: &FlowKey, entered: Interface) -> Result<Option<(IndexedBackend, u32)>, WalkError> {
         let Some(flow) = self.entries.flow(key)? else {
             self.note("flow", "no record");
-            return Ok(Ok(None));
+            return Ok(None);
         };
         let (target, state) = (self.target(flow.backend)?, self.entries.service_state(flow.slot)?);
         let vouched = freshness::is_vouched(&flow, self.entries.node(flow.node.into(), self.vip_flags)?.as_ref());
         let backend = target.as_ref().map(|target| &target.backend);
         if let Some(why) = freshness::stale(&flow, vouched, backend, state.as_ref(), &self.config, self.clock) {
             self.note("flow", format!("a stale record: {why}"));
-            return Ok(Ok(None));
+            return Ok(None);
         }
-        let Some(mut target) = target else { return Ok(Ok(None)) };
+        let Some(mut target) = target else { return Ok(None) };
         if vouched {
             // Such a record decides by itself, whatever the backend's entry says.
             target.backend = Backend { flags: BACKEND_READY, node: flow.node.into(), ..target.backend };
@@ -282,7 +293,7 @@ impl Walk<'_> {
         match freshness::reopened(&flow, &target.backend, &self.config, self.clock) {
             Some(why) if self.request.syn && self.request.protocol != Protocol::Udp => {
                 self.note("flow", format!("{record}, not for a new connection: {why}"));
-                return Ok(Ok(None));
+                return Ok(None);
             }
             Some(why) if self.request.protocol != Protocol::Udp => {
                 let opening = if self.request.protocol == Protocol::Tcp { "a SYN" } else { "an INIT" };
@@ -291,14 +302,14 @@ impl Walk<'_> {
             _ => self.note("flow", record),
         }
         if self.is_fit(&target)? {
-            return Ok(Ok(Some((target, flow.slot))));
+            return Ok(Some((target, flow.slot)));
         }
         let Some(reason) = self.kept_away(&target, &flow, entered)? else {
             self.note("flow", "this frame cannot reach the recorded backend: balanced again");
-            return Ok(Ok(None));
+            return Ok(None);
         };
         self.note("flow", "this frame cannot reach the recorded backend, and must not change the record");
-        Ok(Err(reason))
+        Err(reason.into())
     }
 
     /// Returns why a frame that cannot reach the backend of a live record is dropped; `None`: another
@@ -359,16 +370,16 @@ impl Walk<'_> {
         if service.affinity == 0 { hash::flow(key, hash::salt(service, &vip)) } else { hash::client(&key.client) }
     }
 
-    fn balanced(&mut self, key: &FlowKey, service: &ServiceValue) -> LookupResult<IndexedBackend> {
+    fn balanced(&mut self, key: &FlowKey, service: &ServiceValue) -> Result<IndexedBackend, WalkError> {
         if let Some(target) = self.remembered(key, service)? {
-            return Ok(Ok(target));
+            return Ok(target);
         }
         let by = self.hash(key, service);
-        let chosen = self.choose(service, by)?;
-        if let Err(reason) = chosen {
+        let chosen = self.choose(service, by);
+        if let Err(WalkError::Dropped(reason)) = &chosen {
             self.note("table", reason.text());
         }
-        Ok(chosen)
+        chosen
     }
 
     /// Returns the backend that session affinity remembers for the client.
@@ -408,7 +419,7 @@ impl Walk<'_> {
         key: &FlowKey,
         service: &ServiceValue,
         first: IndexedBackend,
-    ) -> LookupResult<IndexedBackend> {
+    ) -> Result<IndexedBackend, WalkError> {
         let by = self.hash(key, service);
         let mut target = first;
         for attempt in 1..=hash::MOST_ATTEMPTS {
@@ -417,28 +428,23 @@ impl Walk<'_> {
             }
             let Some(vip) = self.collision(key, &target)? else { break };
             self.note("replies", format!("backend {} has an active flow of this client port to {vip}", target.index));
-            target = match self.choose(service, hash::after(by, attempt))? {
-                Ok(target) => target,
-                Err(reason) => return Ok(Err(reason)),
-            };
+            target = self.choose(service, hash::after(by, attempt))?;
         }
-        Ok(Ok(target))
+        Ok(target)
     }
 
-    fn choose(&mut self, service: &ServiceValue, flow: u32) -> LookupResult<IndexedBackend> {
+    fn choose(&mut self, service: &ServiceValue, flow: u32) -> Result<IndexedBackend, WalkError> {
         if service.table_length == 0 {
-            return Ok(Err(DropReason::NoBackend));
+            return Err(DropReason::NoBackend.into());
         }
-        let Some((slot, first)) = self.at(service.table, service.table_length, flow)? else {
-            return Ok(Err(DropReason::NoBackend));
-        };
+        let (slot, first) = self.at(service.table, service.table_length, flow)?.ok_or(DropReason::NoBackend)?;
         if self.is_fit(&first)? {
             self.note("table", format!("slot {slot} of {}: backend {}", service.table_length, first.index));
-            return Ok(Ok(first));
+            return Ok(first);
         }
         if self.is_handed_over()? {
             let is_here = service.local_length != 0;
-            return if is_here { self.choose_here(service, flow, &first) } else { Ok(Err(DropReason::NotLocal)) };
+            return if is_here { self.choose_here(service, flow, &first) } else { Err(DropReason::NotLocal.into()) };
         }
         let came_back =
             self.entries.node(first.backend.node, self.vip_flags)?.is_some_and(|node| self.came_from(&node));
@@ -446,11 +452,11 @@ impl Walk<'_> {
             return self.choose_here(service, flow, &first);
         }
         if let Some(target) = self.probe(service, flow, &first)? {
-            return Ok(Ok(target));
+            return Ok(target);
         }
         match (service.local_length, came_back) {
-            (0, true) => Ok(Err(DropReason::Hairpin)),
-            (0, false) => Ok(Err(DropReason::NodeUnreachable)),
+            (0, true) => Err(DropReason::Hairpin.into()),
+            (0, false) => Err(DropReason::NodeUnreachable.into()),
             _ => self.choose_here(service, flow, &first),
         }
     }
@@ -485,28 +491,27 @@ impl Walk<'_> {
         service: &ServiceValue,
         flow: u32,
         first: &IndexedBackend,
-    ) -> LookupResult<IndexedBackend> {
-        let Some((slot, local)) = self.at(service.local_table, service.local_length, flow)? else {
-            return Ok(Err(DropReason::NoBackend));
-        };
+    ) -> Result<IndexedBackend, WalkError> {
+        let local = self.at(service.local_table, service.local_length, flow)?;
+        let (slot, local) = local.ok_or(DropReason::NoBackend)?;
         let unfit = format!("this frame cannot reach backend {}", first.index);
         let length = service.local_length;
         self.note("table", format!("{unfit}; slot {slot} of {length} of the local table: backend {}", local.index));
-        Ok(Ok(local))
+        Ok(local)
     }
 
-    fn deliver(&mut self, key: &FlowKey, target: &IndexedBackend, direct: bool) -> LookupResult<LookupOutcome> {
+    fn deliver(&mut self, key: &FlowKey, target: &IndexedBackend, direct: bool) -> Result<LookupOutcome, WalkError> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
         if direct {
-            return Ok(Ok(LookupOutcome::Delivered { backend, direct }));
+            return Ok(LookupOutcome::Delivered { backend, direct });
         }
         if let Some(vip) = self.collision(key, target)? {
             let what = format!("the backend's replies to this client port belong to an active flow to {vip}");
             self.note("replies", what);
-            return Ok(Err(DropReason::TupleCollision));
+            return Err(DropReason::TupleCollision.into());
         }
-        Ok(Ok(LookupOutcome::Delivered { backend, direct }))
+        Ok(LookupOutcome::Delivered { backend, direct })
     }
 
     /// Returns the destination of another live flow of the same client port that ends at the same
@@ -528,24 +533,24 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    fn hand_over(&mut self, target: &IndexedBackend, entered: Interface) -> LookupResult<LookupOutcome> {
+    fn hand_over(&mut self, target: &IndexedBackend, entered: Interface) -> Result<LookupOutcome, WalkError> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
         let Some(node) = self.attached(target)? else {
             self.note("node", "its program is not attached, or its MAC is not resolved");
-            return Ok(Err(DropReason::NodeUnreachable));
+            return Err(DropReason::NodeUnreachable.into());
         };
         let limit = if self.request.vip.is_ipv4() { "TTL" } else { "hop limit" };
         self.note(
             "node",
             format!("its program is attached, its MAC is {}; a packet with a {limit} of 1 would be dropped", node.mac),
         );
-        Ok(Ok(LookupOutcome::HandedOver {
+        Ok(LookupOutcome::HandedOver {
             backend,
             mac: node.mac.to_string(),
             source_mac: self.source_mac(&node, entered)?.to_string(),
             interface: interface_name(node.ifindex),
-        }))
+        })
     }
 
     /// Returns the source MAC of a frame that is handed over to `node`.
