@@ -19,15 +19,15 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 14;
+pub const ABI_VERSION: u32 = 101;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
 /// former behavior ([`Config`]: the default for zero). Nothing else changes its place, its size or
 /// its meaning. Arrays of counters start at zero when their size changes, so their indices may
-/// change then. Any other change begins the next family, at the next hundred. There is one exception: until
-/// version 7, `FLOWS` was an LRU map, whose records the agent knows (`transition/flows.rs`).
-pub const COMPATIBLE: core::ops::Range<u32> = 3..100;
+/// change then. Any other change begins the next family, at the next hundred. Versions below 100 were never
+/// released.
+pub const COMPATIBLE: core::ops::Range<u32> = 101..200;
 
 /// The first byte of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). The
 /// others are a secret of the nodes. A frame with a node's hand-over MAC as its source was balanced
@@ -191,8 +191,8 @@ pub struct Config {
     /// Packets that this node may answer in the VIPs' name per second, for each of TCP RSTs, ICMP
     /// errors and echo replies. Senders have shares of as many more ([`crate::budget`]).
     pub answers_per_second: u32,
-    /// Flows that each CPU may record per second, by programs of version 7 and older.
-    pub records_per_second: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Sets of the flow table, less one.
     pub flow_mask: u32,
     /// When a Service port or a backend was last removed: the low half of `jiffies_64`, up to a second ahead.

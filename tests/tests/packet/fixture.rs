@@ -306,7 +306,7 @@ pub(crate) fn state() -> State {
             fragment_life: LIVES[3],
             unclaimed: abi::UNCLAIMED_DROP,
             answers_per_second: 1_000,
-            records_per_second: 0,
+            reserved: 0,
             flow_mask: 0,
             removed: 0,
             flow_secret: FLOW_SECRET,

@@ -28,9 +28,6 @@ const FRAGMENT_LIFE_SECONDS: u32 = 30;
 /// The limit of answers in the name of VIPs, per CPU and second.
 const ANSWERS_PER_SECOND: u32 = 4_096;
 
-/// For programs of version 7 and older, until their agent has written its own limit.
-const RECORDS_PER_SECOND: u32 = 20_000;
-
 /// The treatment of packets to a VIP that no Service or no backend takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Unclaimed {
@@ -71,7 +68,6 @@ pub fn new_config() -> Config {
         fragment_life: FRAGMENT_LIFE_SECONDS * hz,
         unclaimed: abi::UNCLAIMED_REJECT,
         answers_per_second: ANSWERS_PER_SECOND,
-        records_per_second: RECORDS_PER_SECOND,
         ..Config::default()
     }
 }

@@ -210,11 +210,10 @@ fn ways(place: Place, set: u32) -> impl Iterator<Item = usize> {
 }
 
 /// Returns the number of sets less one, by the number of elements of a flow table: a power of two and
-/// more than one, and the reserve. Agents of version 12 and older had none.
+/// more than one, and the reserve.
 pub fn mask(elements: u32) -> Option<u32> {
     let sets = 1 << elements.checked_ilog2()?;
-    let reserve = elements - sets;
-    (sets > 1 && (reserve == 0 || reserve == reserve_sets(sets))).then_some(sets - 1)
+    (sets > 1 && elements - sets == reserve_sets(sets)).then_some(sets - 1)
 }
 
 /// Returns the number of sets of a table for this many flows, besides the reserve.
@@ -298,7 +297,7 @@ mod tests {
     fn the_size_of_a_table_tells_its_sets() {
         let masks = [0, 1, 2, 3, 4, 5, 6, 4_096, 4_352, 4_353].map(mask);
         let [two, four, many] = [1, 3, 4_095].map(Some);
-        assert_eq!(masks, [None, None, two, two, four, four, None, many, many, None]);
+        assert_eq!(masks, [None, None, None, two, None, four, None, None, many, None]);
         for flows in [1, 8, 9, 100, 16_384, 1 << 20, u32::MAX] {
             assert_eq!(mask(elements(flows)), Some(sets(flows) - 1), "{flows} flows");
         }

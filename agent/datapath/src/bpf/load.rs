@@ -63,7 +63,6 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         // Maps of another layout may have no indices, or other ones.
         VipIndex::rebuild(&mut maps)?;
         maps.rebuild_backend_indices()?;
-        maps.complete_service_states()?;
     }
     // Also if some of the pins were lost: a copy counts before its entry.
     ServiceIndex::rebuild(&mut maps)?;

@@ -240,7 +240,7 @@ pub(super) fn read_globals(folder: &Path) -> Result<Vec<(&'static str, Vec<u8>)>
 }
 
 /// Returns the bytes of the only element of a pinned map.
-fn element(folder: &Path, name: &'static str) -> Result<Vec<u8>, MapsError> {
+pub(super) fn element(folder: &Path, name: &'static str) -> Result<Vec<u8>, MapsError> {
     let map = open(&folder.join(name))?;
     let read = |source| MapsError::Read { map: name, source };
     let size = map.info().map_err(read)?.value_size() as usize;
@@ -263,13 +263,9 @@ pub(super) fn version(pins: &Pins) -> Result<u32, MapsError> {
     Ok(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
 }
 
-/// Returns the number of records that the pinned flow table has room for. Agents of version 7 and
-/// older had tables with a map entry for each.
+/// Returns the number of records that the pinned flow table has room for.
 pub fn flow_capacity(pins: &Pins) -> Option<u32> {
     let info = MapInfo::from_pin(pins.map("FLOWS")).ok()?;
-    if info.value_size() as usize != size_of::<FlowSet>() {
-        return Some(info.max_entries());
-    }
     Some((flow_table::mask(info.max_entries())? + 1).saturating_mul(WAYS))
 }
 

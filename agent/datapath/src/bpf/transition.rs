@@ -11,23 +11,27 @@
 //! ```
 //!
 //! Layouts of one family ([`abi::COMPATIBLE`]) only add fields to each other. So the copy needs no
-//! knowledge of them, but for `FLOWS` ([`flows`]): it cuts or extends values at their ends. Ids,
-//! indices, generations and flows stay the same.
+//! knowledge of them: it cuts or extends values at their ends. Ids, indices and generations stay the
+//! same. Flows get their places in the new table.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
+    mem::offset_of,
     path::{Path, PathBuf},
 };
 
-use vipmux_common::abi::{self, ABI_VERSION};
+use aya::maps::{Array, Map};
+use vipmux_common::abi::{self, ABI_VERSION, Config, FlowSecret, FlowSet};
 
 use super::{
     OBJECT,
     apply::{new_config, new_secret},
-    flow_table,
+    flow_table::{self, FlowTable},
     maps::{
-        Maps, MapsError, name_in_object,
+        Maps, MapsError, element,
+        mapped_array::Access,
+        name_in_object, open,
         raw::{Layout, RawEntries, RawMap, UpdateFlag},
         version,
     },
@@ -35,8 +39,6 @@ use super::{
     pins::{self, PinError, Pins},
     programs::LoadError,
 };
-
-mod flows;
 
 const CONFIG: &str = "CONFIG";
 const FLOWS: &str = "FLOWS";
@@ -120,10 +122,7 @@ impl Transition {
             }
             let (old, new) = (RawMap::open(&maps, name)?, RawMap::open(&next, name)?);
             if let Some(rest) = rest(&old, &new) {
-                let entries = old.entries()?;
-                // In version 3, each slot had its own element.
-                let single = *name == "TABLES" && old.layout().value_size as usize == size_of::<u32>();
-                let entries = if single { entries.paired() } else { entries.resized(&rest) };
+                let entries = old.entries()?.resized(&rest);
                 let refused = new.write(&entries)?;
                 if refused > 0 {
                     tracing::warn!(map = name, refused, "map has no room for some entries");
@@ -182,13 +181,32 @@ impl Transition {
     }
 }
 
-/// Adds the flows of the maps in one folder to the table in another one.
+/// Adds the flows of the maps in one folder to the table in another one. A flow that the table has
+/// already gets the newer record.
 fn carry_flows(from: &Path, to: &Path) -> Result<(), LoadError> {
-    let refused = flows::carry(from, to)?;
+    let layout = Layout::of_pin(&from.join(FLOWS))?;
+    if layout.value_size as usize != size_of::<FlowSet>() || flow_table::mask(layout.max_entries).is_none() {
+        // A table of a later agent.
+        return Ok(());
+    }
+    let (old, new) = (map_table(from, Access::Read)?, map_table(to, Access::Write)?);
+    let refused = old.records().filter(|record| !new.add(*record)).count();
     if refused > 0 {
         tracing::warn!(map = FLOWS, refused, "map has no room for some entries");
     }
     Ok(())
+}
+
+/// Maps the flow table in a folder.
+fn map_table(folder: &Path, access: Access) -> Result<FlowTable, MapsError> {
+    let path = folder.join(FLOWS);
+    let map = Map::from_map_data(open(&path)?).and_then(Array::<_, FlowSet>::try_from);
+    let map = map.map_err(|source| MapsError::Open { path, source })?;
+    let config = element(folder, CONFIG)?;
+    let (words, _) = config.get(offset_of!(Config, flow_secret)..).unwrap_or_default().as_chunks();
+    let word = |index: usize| words.get(index).map_or(0, |word| u64::from_ne_bytes(*word));
+    let secret = FlowSecret { sum: word(0), client: [1, 2, 3, 4].map(word), port: word(5) };
+    FlowTable::map(&map, secret, access).map_err(|error| MapsError::Read { map: FLOWS, source: error.into() })
 }
 
 /// Writes the differences between `first`, the first copy, and `now`, the current entries of the
@@ -224,10 +242,7 @@ fn rest(old: &RawMap, new: &RawMap) -> Option<Vec<u8>> {
 /// Copies `CONFIG`. It begins with the version, and its new fields get defaults rather than zeros.
 fn copy_config(maps: &Path, next: &Path) -> Result<(), LoadError> {
     let (old, new) = (RawMap::open(maps, CONFIG)?, RawMap::open(next, CONFIG)?);
-    // Agents of version 7 and older had none.
-    let secret = size_of::<abi::Config>() > old.layout().value_size as usize;
-    let flow_secret = if secret { new_secret()? } else { abi::FlowSecret::default() };
-    Maps::write_config(next, &abi::Config { flow_secret, ..new_config() })?;
+    Maps::write_config(next, &Config { flow_secret: new_secret()?, ..new_config() })?;
     let mut entries = old.entries()?;
     if let Some((_, defaults)) = new.entries()?.iter().next() {
         entries = entries.resized(defaults);
@@ -235,7 +250,7 @@ fn copy_config(maps: &Path, next: &Path) -> Result<(), LoadError> {
     let mask = flow_table::mask(Layout::of_pin(&next.join(FLOWS))?.max_entries).unwrap_or(0);
     entries.edit(|value| {
         value[..4].copy_from_slice(&ABI_VERSION.to_ne_bytes());
-        let at = std::mem::offset_of!(abi::Config, flow_mask);
+        let at = offset_of!(Config, flow_mask);
         value[at..at + 4].copy_from_slice(&mask.to_ne_bytes());
     });
     new.write(&entries)?;

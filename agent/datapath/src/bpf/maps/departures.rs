@@ -6,7 +6,7 @@ use std::{
 };
 
 use vipmux_common::{
-    abi::{Address, BACKEND_GONE, BACKEND_LOCAL, Backend, SERVICE_GONE, ServiceState},
+    abi::{BACKEND_GONE, BACKEND_LOCAL, Backend, SERVICE_GONE, ServiceState},
     backend_nodes,
 };
 
@@ -110,23 +110,5 @@ impl Maps {
             _ => value,
         };
         self.service_states.set(slot, value, 0).map_err(|source| MapsError::Write { map: "SERVICE_STATES", source })
-    }
-
-    /// Completes states that agents of version 7 and older wrote without their VIP.
-    pub(in crate::bpf) fn complete_service_states(&mut self) -> Result<(), MapsError> {
-        let mut states = self.read_service_states()?;
-        states.retain(|_, state| state.vip == Address::default());
-        if states.is_empty() {
-            return Ok(());
-        }
-        let addresses: BTreeMap<_, _> = self.read_vips()?.into_iter().map(|(address, vip)| (vip.id, address)).collect();
-        for (key, service) in self.read_services()? {
-            let Some(state) = states.get(&service.slot) else { continue };
-            let Some(vip) = addresses.get(&key.vip).filter(|_| state.generation == service.generation) else {
-                continue;
-            };
-            self.write_service_state(service.slot, ServiceState { vip: *vip, ..*state })?;
-        }
-        Ok(())
     }
 }

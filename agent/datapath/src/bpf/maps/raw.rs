@@ -7,7 +7,6 @@ use std::{
 };
 
 use aya::maps::{MapData, MapError, MapInfo};
-use vipmux_common::table;
 
 use super::{MapsError, batch, open};
 use crate::bpf::syscall::{BpfCommand, bpf};
@@ -96,21 +95,6 @@ impl RawEntries {
         let kept = self.value_size.min(rest.len());
         let values = self.iter().flat_map(|(_, value)| value[..kept].iter().chain(&rest[kept..]).copied());
         Self { key_size: self.key_size, value_size: rest.len(), keys: self.keys.clone(), values: values.collect() }
-    }
-
-    /// Returns an array's values of four bytes each, packed two per element ([`table`]).
-    pub(in crate::bpf) fn paired(&self) -> Self {
-        let mut paired = Self { key_size: size_of::<u32>(), value_size: size_of::<u64>(), ..Self::default() };
-        let number = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
-        let mut entries = self.iter().map(|(key, value)| (number(key), number(value))).peekable();
-        while let Some((slot, value)) = entries.next() {
-            let mut element = table::with(0, slot, value);
-            while let Some((slot, value)) = entries.next_if(|(next, _)| table::element(*next) == table::element(slot)) {
-                element = table::with(element, slot, value);
-            }
-            paired.push(&table::element(slot).to_ne_bytes(), &element.to_ne_bytes());
-        }
-        paired
     }
 
     /// Changes each value in place.

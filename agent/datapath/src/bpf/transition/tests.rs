@@ -5,54 +5,44 @@ use std::net::Ipv4Addr;
 use aya::maps::MapData;
 use vipmux_common::{
     abi::{
-        Address, BACKEND_LOCAL, BACKEND_READY, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_REPLIES, Fence,
-        FlowRecord, FlowSecret, ServiceKey, ServiceValue, VIP_LEADING, VipValue,
+        Address, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_REPLIES, Fence, FlowRecord, ServiceKey,
+        ServiceState, ServiceValue, VIP_LEADING, VipValue,
     },
     service_index::IndexedService,
 };
 
 use super::*;
 use crate::{
-    bpf::{load::load, maps::mapped_array::Access, service_index::elements},
+    bpf::{load::load, service_index::elements},
     fixture::mounted,
 };
 
 /// Flows that the table has room for in these tests.
 const FLOWS: u32 = 4096;
 
-/// The differences of version 3: the sizes of values, and missing maps.
-const VERSION_3: [(&str, u32); 5] =
-    [("CONFIG", 44), ("FENCE", 8), ("SERVICE_STATES", 8), ("TABLES", 4), ("FRAGMENTS", 24)];
-const NEW_SINCE: [&str; 12] = [
-    "REFUSALS",
-    "ACTIVITY",
-    "AFFINITY",
-    "SOURCE_RANGES",
-    "LEADERS",
-    "MEMBERS",
-    "SPEAKERS",
-    "FLOWS",
-    "LOCAL_PORTS",
-    "BACKEND_NODES",
-    "BUDGETS",
-    "SERVICE_INDEX",
-];
+/// Another version of the family. In these tests, its maps are smaller, and some are missing.
+const SIBLING: u32 = ABI_VERSION + 1;
+/// The sizes of its values that differ. `CONFIG` has no `handover`, `SERVICE_STATES` no `vip`.
+const SIBLING_VALUES: [(&str, u32); 4] = [("CONFIG", 104), ("FENCE", 8), ("SERVICE_STATES", 16), ("FRAGMENTS", 24)];
+const MISSING: [&str; 5] = ["ACTIVITY", "LEADERS", "LOCAL_PORTS", "BACKEND_NODES", "SERVICE_INDEX"];
 
-/// Makes and pins the maps as agents of version 3 did.
-fn make_version_3(pins: &Pins) {
-    const LRU_HASH: u32 = 9;
+/// Makes and pins the maps of [`SIBLING`].
+fn make_sibling(pins: &Pins) {
     fs::create_dir_all(pins.maps()).unwrap();
     let object = aya_obj::Object::parse(OBJECT).unwrap();
-    for name in Maps::NAMES.iter().filter(|name| !NEW_SINCE.contains(name)) {
+    for name in Maps::NAMES.iter().filter(|name| !MISSING.contains(name)) {
         let mut layout = Layout::from(&object.maps[name_in_object(name)]);
-        if let Some((_, size)) = VERSION_3.iter().find(|(other, _)| other == name) {
+        if let Some((_, size)) = SIBLING_VALUES.iter().find(|(other, _)| other == name) {
             layout.value_size = *size;
+        }
+        if *name == "FLOWS" {
+            layout.max_entries = flow_table::elements(FLOWS / 2);
         }
         make(pins, name, layout);
     }
-    for (name, key_size, value_size) in [("FLOWS", 32, 32), ("REVERSE", 40, 40)] {
-        make(pins, name, Layout { kind: LRU_HASH, key_size, value_size, max_entries: FLOWS, flags: 0 });
-    }
+    let numbers = [SIBLING, 41, 77, 250, 1, 2, 3, 600, 4, 1, 1000, 0, flow_table::sets(FLOWS / 2) - 1, 0];
+    let secret = (1..=12).map(|number: u32| number.wrapping_mul(0x9e37_79b1));
+    put(&pins.maps(), "CONFIG", &words(&[0]), &words(&numbers.into_iter().chain(secret).collect::<Vec<_>>()));
 }
 
 fn make(pins: &Pins, name: &str, layout: Layout) {
@@ -65,7 +55,7 @@ fn put(folder: &Path, name: &'static str, key: &[u8], value: &[u8]) {
     assert!(RawMap::open(folder, name).unwrap().put(key, value, UpdateFlag::Any).unwrap(), "{name}");
 }
 
-/// Returns numbers as bytes, as maps of version 3 store them.
+/// Returns numbers as bytes, as maps store them.
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
@@ -80,29 +70,32 @@ fn wire(host: u8) -> [u32; 4] {
     [w0, w1, w2, w3]
 }
 
-/// A record of the flow of the client with this port to the VIP's port 443, in version 3.
-fn flow_3(port: u16, backend: u32) -> (Vec<u8>, Vec<u8>) {
-    let ports = u32::from(port.to_be()) | u32::from(443_u16.to_be()) << 16;
-    let key = words(&[wire(2).as_slice(), &[5, ports, 6, 0]].concat());
-    (key, words(&[1, backend, 40 + backend, 9, 55, 0, 0, 99]))
+/// The key of a datagram's fragments.
+fn fragment_key(id: u32) -> Vec<u8> {
+    words(&[wire(2).as_slice(), &wire(10), &[id, 17]].concat())
 }
 
-/// A record of replies to that client, in version 3.
-fn reply_3(port: u16, isn: u32) -> (Vec<u8>, Vec<u8>) {
-    let ports = u32::from(80_u16.to_be()) | u32::from(port.to_be()) << 16;
-    let key = words(&[wire(1).as_slice(), &wire(2), &[ports, 6]].concat());
-    let vip_port = u32::from(443_u16.to_be());
-    (key, words(&[&[7, isn], wire(10).as_slice(), &[vip_port, FLOW_ISN, 99, 0]].concat()))
+/// The value of a datagram's fragments in [`SIBLING`], to this backend.
+fn fragment(backend: u32) -> Vec<u8> {
+    words(&[7, backend, 40, 9, 99, 0])
 }
 
-/// The record of the flow in this version, to a backend on this node.
-fn flow_8(port: u16, isn: u32) -> FlowRecord {
+/// Returns the backend of each datagram's fragments.
+fn fragments(folder: &Path) -> BTreeMap<u32, u32> {
+    let entries = RawMap::open(folder, "FRAGMENTS").unwrap().entries().unwrap();
+    let word = |bytes: &[u8], index: usize| u32::from_ne_bytes(*bytes[index * 4..].first_chunk().unwrap());
+    entries.iter().map(|(key, value)| (word(key, 8), word(value, 1))).collect()
+}
+
+/// The record of a flow to a backend on this node.
+fn local_flow(port: u16, isn: u32) -> FlowRecord {
     FlowRecord { flags: u8::try_from(FLOW_ISN | FLOW_REPLIES).unwrap(), isn, ..flow(port, LOCAL) }
 }
 
 /// Indices of backends.
 const LOCAL: u32 = 3;
 const REMOTE: u32 = 4;
+const OTHER: u32 = 5;
 
 fn flow(port: u16, backend: u32) -> FlowRecord {
     FlowRecord {
@@ -127,49 +120,27 @@ fn flows(maps: &Maps) -> BTreeMap<u16, FlowRecord> {
 }
 
 /// Writes the configuration, as an agent does after [`load`]. Without it, the next one takes the maps for new.
-fn begin_to_use(maps: &mut Maps) -> abi::Config {
-    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
-    let config = abi::Config { flow_mask, flow_secret, ..new_config() };
+fn begin_to_use(maps: &mut Maps) -> Config {
+    let Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
+    let config = Config { flow_mask, flow_secret, ..new_config() };
     maps.config.set(0, config, 0).unwrap();
     config
 }
 
-/// Puts a Service port and its backends into maps of version 3.
-fn put_service_3(maps: &Path) {
-    put(maps, "SERVICE_STATES", &words(&[9]), &words(&[55, 0]));
-    let vip = [words(&[5, VIP_LEADING, 1, 0]), words(&[2, 0])].concat();
-    put(maps, "VIPS", &words(&wire(10)), &vip);
-    let service = words(&[9, 55, 0, 251, 251, 0, 0, 0]);
-    put(maps, "SERVICES", &[words(&[5]), vec![0x01, 0xbb, 6, 0]].concat(), &service);
-    for (index, host, flags) in [(LOCAL, 1, BACKEND_LOCAL | BACKEND_READY), (REMOTE, 3, BACKEND_READY)] {
-        let port = u32::from(80_u16.to_be()) | u32::from(flags) << 16;
-        put(maps, "BACKENDS", &words(&[index]), &words(&[wire(host).as_slice(), &[port, 0, 40 + index, 0]].concat()));
-    }
-}
-
 #[test]
-fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
+fn the_maps_of_another_version_are_taken_over_with_their_flows_and_ids() {
     let Some(pins) = mounted() else { return };
-    make_version_3(&pins);
+    make_sibling(&pins);
     let maps = pins.maps();
-    let config = [3, 41, 77, 250, 1, 2, 3, 600, 4, 1, 1000];
-    put(&maps, "CONFIG", &words(&[0]), &words(&config));
-    put_service_3(&maps);
-    let records = [
-        ("FLOWS", flow_3(4000, LOCAL)),
-        ("REVERSE", reply_3(4000, 1234)),
-        // One direction was evicted.
-        ("FLOWS", flow_3(4001, LOCAL)),
-        ("REVERSE", reply_3(4002, 77)),
-        ("FLOWS", flow_3(4003, REMOTE)),
-    ];
-    for (map, (key, value)) in records {
-        put(&maps, map, &key, &value);
-    }
     put(&maps, "FENCE", &words(&[0]), &words(&[123, 0]));
-    for (slot, backend) in [(250, 3), (252, 4), (253, 5)] {
-        put(&maps, "TABLES", &words(&[slot]), &words(&[backend]));
-    }
+    put(&maps, "SERVICE_STATES", &words(&[9]), &words(&[55, 0, 30, 0]));
+    put(&maps, "VIPS", &words(&wire(10)), &[words(&[5, VIP_LEADING, 1, 0]), words(&[2, 0])].concat());
+    let service = words(&[9, 55, 0, 251, 251, 0, 0, 0]);
+    put(&maps, "SERVICES", &[words(&[5]), vec![0x01, 0xbb, 6, 0]].concat(), &service);
+    put(&maps, "FRAGMENTS", &fragment_key(1), &fragment(REMOTE));
+    let records = [local_flow(4000, 1234), flow(4001, LOCAL), flow(4002, REMOTE)];
+    let old = map_table(&maps, Access::Write).unwrap();
+    assert!(records.iter().all(|record| old.add(*record)));
     let vips = RawMap::open(&maps, "VIPS").unwrap().id();
 
     let (_programs, maps) = load(&pins, FLOWS).unwrap();
@@ -178,11 +149,11 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     assert_eq!((config.abi, config.next_vip, config.next_generation), (ABI_VERSION, 41, 77));
     assert_eq!((config.unclaimed, config.answers_per_second), (1, 1000));
     assert_eq!(config.flow_mask, maps.flow_mask().unwrap());
-    assert!(config.flow_secret != FlowSecret::default(), "a new field gets its default");
-    let state = abi::ServiceState { generation: 55, vip: address(10), ..Default::default() };
-    assert_eq!(maps.read_service_states().unwrap()[&9], state, "replies need the VIP");
-    let expected = [(4000, flow_8(4000, 1234)), (4001, flow(4001, LOCAL)), (4002, flow_8(4002, 77))];
-    assert_eq!(flows(&maps), BTreeMap::from(expected).into_iter().chain([(4003, flow(4003, REMOTE))]).collect());
+    assert_eq!(config.flow_secret.sum, 0x3c6e_f362_9e37_79b1, "the secret stays");
+    let state = ServiceState { generation: 55, idle: 30, ..ServiceState::default() };
+    assert_eq!(maps.read_service_states().unwrap()[&9], state, "a new field is zero");
+    assert_eq!(flows(&maps), (4000..).zip(records).collect());
+    assert_eq!(fragments(&pins.maps()), BTreeMap::from([(1, REMOTE)]));
     let vip = VipValue { id: 5, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 2 };
     assert_eq!(maps.read_vips().unwrap(), BTreeMap::from([(address(10), vip)]));
     let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
@@ -190,10 +161,25 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     assert_eq!(maps.read_service_index().unwrap(), elements(&maps.read_services().unwrap()));
     assert!(maps.read_service_index().unwrap().contains_key(&key.index()));
     assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123, ..Fence::default() });
-    assert_eq!(maps.read_table(250, 4).unwrap(), [3, 0, 4, 5]);
     assert!(maps.read_leaders().unwrap().is_empty() && maps.read_members().unwrap().is_empty());
     assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "an equal map stays the same");
     assert!(!pins.old_maps().exists() && !pins.next_maps().exists());
+}
+
+#[test]
+fn fields_that_a_configuration_lacks_get_their_defaults() {
+    let Some(pins) = mounted() else { return };
+    drop(load(&pins, FLOWS).unwrap());
+    fs::remove_file(pins.map("CONFIG")).unwrap();
+    make(&pins, "CONFIG", Layout { kind: 2, key_size: 4, value_size: 40, max_entries: 1, flags: 0 });
+    put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[SIBLING, 41, 77, 250, 1, 2, 3, 600, 4, 1]));
+
+    let (_programs, maps) = load(&pins, FLOWS).unwrap();
+
+    let config = maps.read_config().unwrap();
+    assert_eq!((config.abi, config.next_vip, config.unclaimed), (ABI_VERSION, 41, 1));
+    assert_eq!(config.answers_per_second, new_config().answers_per_second);
+    assert!(config.flow_secret != FlowSecret::default());
 }
 
 /// An agent that ended between its write to `SERVICES` and that of the copy leaves such an index.
@@ -201,7 +187,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
 fn a_copy_of_an_earlier_revision_does_not_outlive_a_start() {
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    let config = abi::Config { abi: ABI_VERSION, ..maps.read_config().unwrap() };
+    let config = Config { abi: ABI_VERSION, ..maps.read_config().unwrap() };
     maps.config.set(0, config, 0).unwrap();
     let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
     let value = ServiceValue { slot: 9, generation: 55, table: 502, table_length: 251, ..ServiceValue::default() };
@@ -213,37 +199,12 @@ fn a_copy_of_an_earlier_revision_does_not_outlive_a_start() {
     assert_eq!(maps.read_service_index().unwrap()[&key.index()].value(key), Some(value));
 }
 
-/// In version 10, the programs had their answer about the fence in a map of its own, `LAPSE`.
-#[test]
-fn the_maps_of_version_10_are_taken_over() {
-    const PER_CPU_ARRAY: u32 = 6;
-    let Some(pins) = mounted() else { return };
-    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    let config = abi::Config { abi: 10, next_vip: 41, ..begin_to_use(&mut maps) };
-    maps.config.set(0, config, 0).unwrap();
-    assert!(maps.writable_flow_table().unwrap().add(flow_8(4000, 7)));
-    let flows_before = flows(&maps);
-    drop((programs, maps));
-    fs::remove_file(pins.map("FENCE")).unwrap();
-    let layout = |kind, value_size| Layout { kind, key_size: 4, value_size, max_entries: 1, flags: 0 };
-    make(&pins, "FENCE", layout(2, 8));
-    make(&pins, "LAPSE", layout(PER_CPU_ARRAY, 16));
-    put(&pins.maps(), "FENCE", &words(&[0]), &words(&[123, 0]));
-
-    let (_programs, maps) = load(&pins, FLOWS).unwrap();
-
-    assert_eq!(maps.read_config().unwrap(), abi::Config { abi: ABI_VERSION, ..config });
-    assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123, ..Fence::default() });
-    assert_eq!(flows(&maps), flows_before);
-    assert!(!pins.map("LAPSE").exists());
-}
-
 /// The loader writes the initial values of the programs' global variables, which are maps in use.
 #[test]
 fn global_variables_keep_their_values_when_the_programs_are_loaded_again() {
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    let config = abi::Config { next_vip: 41, ..begin_to_use(&mut maps) };
+    let config = Config { next_vip: 41, ..begin_to_use(&mut maps) };
     maps.config.set(0, config, 0).unwrap();
     maps.write_deadline(123).unwrap();
     drop((programs, maps));
@@ -258,7 +219,7 @@ fn a_flow_table_of_another_size_keeps_its_records_and_the_rest_stays() {
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
     let config = begin_to_use(&mut maps);
     let table = maps.writable_flow_table().unwrap();
-    assert!((0..500).all(|port| table.add(flow_8(port, 7))));
+    assert!((0..500).all(|port| table.add(local_flow(port, 7))));
     let before = flows(&maps);
     assert_eq!(before.len(), 500);
     let id = |name| RawMap::open(&pins.maps(), name).unwrap().id();
@@ -279,27 +240,6 @@ fn a_flow_table_of_another_size_keeps_its_records_and_the_rest_stays() {
     assert_eq!(id("FLOWS"), table, "the same size is no change");
 }
 
-/// Until version 12, the flow table had no reserve.
-#[test]
-fn a_flow_table_without_a_reserve_gets_one() {
-    let Some(pins) = mounted() else { return };
-    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    begin_to_use(&mut maps);
-    drop((programs, maps));
-    let path = pins.map("FLOWS");
-    let Layout { kind, key_size, value_size, max_entries, flags } = Layout::of_pin(&path).unwrap();
-    fs::remove_file(&path).unwrap();
-    let old = aya_obj::Map::new_from_params(kind, key_size, value_size, flow_table::sets(FLOWS), flags);
-    MapData::create(old, "FLOWS", None).unwrap().pin(&path).unwrap();
-    let table = flows::table(&pins.maps(), Access::Write).unwrap();
-    assert!((0..500).all(|port| table.add(flow_8(port, 7))));
-
-    let (_programs, maps) = load(&pins, FLOWS).unwrap();
-    assert_eq!(flows(&maps).len(), 500);
-    assert_eq!(Layout::of_pin(&path).unwrap().max_entries, max_entries);
-    assert_eq!(maps.read_config().unwrap().flow_mask, flow_table::sets(FLOWS) - 1);
-}
-
 #[test]
 fn live_flows_are_kept_if_a_smaller_table_has_no_room_for_all() {
     let Some(pins) = mounted() else { return };
@@ -310,7 +250,7 @@ fn live_flows_are_kept_if_a_smaller_table_has_no_room_for_all() {
     for port in 0..3000 {
         table.add(FlowRecord { flags: closed, ..flow(port, REMOTE) });
     }
-    let live: Vec<_> = (3000..3512).filter(|port| table.add(flow_8(*port, 7))).collect();
+    let live: Vec<_> = (3000..3512).filter(|port| table.add(local_flow(*port, 7))).collect();
     drop((programs, maps));
 
     let (_programs, maps) = load(&pins, FLOWS / 2).unwrap();
@@ -340,21 +280,18 @@ fn each_node_draws_a_secret_for_its_flow_table_and_keeps_it() {
 #[test]
 fn later_writes_of_the_old_programs_are_carried_over_too() {
     let Some(pins) = mounted() else { return };
-    make_version_3(&pins);
-    put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[3, 1, 1, 250, 0, 0, 0, 0, 0, 0, 0]));
-    put_service_3(&pins.maps());
-    let old_flow = |folder: &Path, port, backend, seen: u32| {
-        let (key, mut value) = flow_3(port, backend);
-        value[28..].copy_from_slice(&seen.to_ne_bytes());
-        put(folder, "FLOWS", &key, &value);
+    make_sibling(&pins);
+    let add = |folder: &Path, port, backend, seen| {
+        assert!(map_table(folder, Access::Write).unwrap().add(FlowRecord { seen, ..flow(port, backend) }));
     };
     for port in 1..=4 {
-        old_flow(&pins.maps(), port, LOCAL, 100);
+        add(&pins.maps(), port, LOCAL, 100);
+        put(&pins.maps(), "FRAGMENTS", &fragment_key(port.into()), &fragment(LOCAL));
     }
     let mut transition = Transition::begin(&pins, FLOWS).unwrap();
     let next = transition.folder(&pins);
     let object = aya_obj::Object::parse(OBJECT).unwrap();
-    for name in ["CONFIG", "FENCE", "SERVICE_STATES", "TABLES", "FLOWS", "FRAGMENTS"] {
+    for name in ["CONFIG", "FENCE", "SERVICE_STATES", "FLOWS", "FRAGMENTS"] {
         let mut map = object.maps[name_in_object(name)].clone();
         map.set_max_entries(if name == "FLOWS" { flow_table::elements(FLOWS) } else { map.max_entries() });
         MapData::create(map, name, None).unwrap().pin(next.join(name)).unwrap();
@@ -363,17 +300,24 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
 
     let old = pins.old_maps();
     for (port, backend) in [(2, REMOTE), (3, REMOTE), (6, LOCAL), (7, LOCAL)] {
-        old_flow(&old, port, backend, 200);
+        add(&old, port, backend, 200);
+        put(&old, "FRAGMENTS", &fragment_key(port.into()), &fragment(backend));
     }
-    let path = pins.maps();
-    let table = || flows::table(&path, Access::Write).unwrap();
-    let by_new_programs = |port| assert!(table().add(FlowRecord { seen: 300, ..flow(port, LOCAL) }));
+    RawMap::open(&old, "FRAGMENTS").unwrap().remove(&fragment_key(4)).unwrap();
+    let maps = pins.maps();
+    let by_new_programs = |port| {
+        add(&maps, port, LOCAL, 300);
+        let value = [fragment(OTHER), words(&[0, 0])].concat();
+        put(&maps, "FRAGMENTS", &fragment_key(port.into()), &value);
+    };
     transition.finish(&pins, || [3, 7].into_iter().for_each(by_new_programs)).unwrap();
 
+    let records = map_table(&maps, Access::Read).unwrap();
     let found: BTreeMap<_, _> =
-        table().records().map(|flow| (u16::from_be(flow.client_port), (flow.backend, flow.seen))).collect();
+        records.records().map(|flow| (u16::from_be(flow.client_port), (flow.backend, flow.seen))).collect();
     let expected = [(1, (LOCAL, 100)), (2, (REMOTE, 200)), (3, (LOCAL, 300)), (4, (LOCAL, 100)), (6, (LOCAL, 200))];
     assert_eq!(found, expected.into_iter().chain([(7, (LOCAL, 300))]).collect());
+    assert_eq!(fragments(&maps), BTreeMap::from([(1, LOCAL), (2, REMOTE), (3, OTHER), (6, LOCAL), (7, OTHER)]));
     assert!(!old.exists());
 }
 
@@ -406,30 +350,23 @@ fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     MapData::create(old, "FLOWS", None).unwrap().pin(pins.old_maps().join("FLOWS")).unwrap();
     RawMap::open(&next, "CONFIG").unwrap().pin(&pins.old_maps().join("CONFIG")).unwrap();
     // A record of the old programs.
-    assert!(flows::table(&pins.old_maps(), Access::Write).unwrap().add(flow(77, REMOTE)));
+    assert!(map_table(&pins.old_maps(), Access::Write).unwrap().add(flow(77, REMOTE)));
     let (_programs, maps) = load(&pins, FLOWS).unwrap();
     assert_eq!(flows(&maps).len(), before.len() + 1);
     assert!(!pins.next_maps().exists() && !pins.old_maps().exists());
 }
 
+/// Versions below 100 were never released.
 #[test]
 fn maps_of_another_family_are_left_for_new_ones() {
     let Some(pins) = mounted() else { return };
-    for version in [2, abi::COMPATIBLE.end] {
-        make(
-            &pins_with_folder(&pins),
-            "CONFIG",
-            Layout { kind: 2, key_size: 4, value_size: 8, max_entries: 1, flags: 0 },
-        );
+    for version in [14, abi::COMPATIBLE.start - 1, abi::COMPATIBLE.end] {
+        fs::create_dir_all(pins.maps()).unwrap();
+        make(&pins, "CONFIG", Layout { kind: 2, key_size: 4, value_size: 8, max_entries: 1, flags: 0 });
         put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[version, 0]));
         let (_programs, maps) = load(&pins, FLOWS).unwrap();
         assert_eq!(maps.read_config().unwrap().abi, 0);
         drop(maps);
         pins::remove_folder(&pins.maps()).unwrap();
     }
-}
-
-fn pins_with_folder(pins: &Pins) -> Pins {
-    fs::create_dir_all(pins.maps()).unwrap();
-    pins.clone()
 }
