@@ -115,13 +115,13 @@ impl NeighborList {
     /// Reads the neighbors.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
         let mut peers: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-        for (mac, node) in maps.read_peers()?.into_iter().filter(|(_, node)| node & PEER_HANDOVER == 0) {
+        for (mac, node) in maps.peers.read()?.into_iter().filter(|(_, node)| node & PEER_HANDOVER == 0) {
             peers.entry(node).or_default().push(mac.to_string());
         }
         for macs in peers.values_mut() {
             macs.sort();
         }
-        let elements = maps.read_node_entries()?;
+        let elements = maps.nodes.read()?;
         let view = |(index, (label, node)): (u32, (NodeLabel, Node))| NeighborView {
             index,
             node: label.to_string(),

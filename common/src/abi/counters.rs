@@ -11,6 +11,10 @@ macro_rules! counters {
             /// All counters, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
+            /// Their number.
+            #[expect(clippy::cast_possible_truncation, reason = "some dozens")]
+            pub const COUNT: u32 = Self::ALL.len() as u32;
+
             /// The name in `inspect` and in the metrics.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text),* }

@@ -82,7 +82,7 @@ fn agents_that_hear_nobody_know_each_others_macs_on_all_segments() -> Result<()>
         let expected = macs(cluster.lan.node(other)?)?;
         let maps = Maps::open(cluster.agent(node)?.pins())?;
         wait::until(&format!("the MACs of {other} among the peers of {node}"), PATIENCE, || {
-            let peers = maps.read_peers()?;
+            let peers = maps.peers.read()?;
             ensure!(expected.iter().all(|mac| peers.contains_key(mac)), "{peers:?}");
             Ok(())
         })

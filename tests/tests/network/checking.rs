@@ -92,7 +92,7 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
             }
         }
         "PEERS" => {
-            let mac = *maps.read_peers()?.keys().next().with_context(missing)?;
+            let mac = *maps.peers.read()?.keys().next().with_context(missing)?;
             maps.peers.remove(&mac)?;
         }
         "INTERFACES" => {
@@ -100,7 +100,7 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
             maps.interfaces.set(ifindex, Interface::default(), 0)?;
         }
         "LOCAL_PORTS" => {
-            let element = *maps.read_local_ports()?.keys().next().with_context(missing)?;
+            let element = *maps.local_ports.read()?.keys().next().with_context(missing)?;
             maps.local_ports.set(element, 0, 0)?;
         }
         "BACKEND_NODES" => {

@@ -101,7 +101,7 @@ fn stale(unclaimed: &'static str) -> Result<Option<(Cluster, Wire)>> {
             Ok(())
         })?;
         wait::until("the other nodes' MACs", PATIENCE, || {
-            let peers = Maps::open(agent.pins())?.read_peers()?;
+            let peers = Maps::open(agent.pins())?.peers.read()?;
             let mut others = cluster.lan.nodes.iter().filter(|other| other.name != node.name);
             ensure!(others.all(|other| peers.contains_key(&Mac::new(other.mac.octets()))), "{peers:?}");
             Ok(())

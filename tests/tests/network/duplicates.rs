@@ -104,7 +104,7 @@ fn a_node_that_announces_by_its_second_card_is_no_foreign_speaker() -> Result<()
     cluster.start_agents(&agent::Options { interface: "eth0,eth1".to_owned(), ..cluster.agent_options() })?;
     for (agent, other) in cluster.agents.iter().zip(cards.iter().rev()) {
         wait::until("the other node's second card is known", PATIENCE, || {
-            let peers = Maps::open(agent.pins())?.read_peers()?;
+            let peers = Maps::open(agent.pins())?.peers.read()?;
             ensure!(peers.contains_key(&Mac::new(other.octets())), "{peers:?}");
             Ok(())
         })?;

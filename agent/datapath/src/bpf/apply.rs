@@ -1,12 +1,12 @@
 //! Executes [`Step`]s and the agent's other writes to maps.
 
-use aya::maps::{MapError, lpm_trie::Key};
+use aya::maps::lpm_trie::Key;
 use nix::time::{ClockId, clock_getres};
 use vipmux_common::abi::{
     self, ABI_VERSION, Activity, Config, Fence, FlowSecret, Interface, NodeLabel, ServiceOwner, VipValue,
 };
 
-use super::maps::{Maps, MapsError, put, put_prefix};
+use super::maps::{Maps, MapsError};
 use vipmux_plan::Step;
 
 /// The lifetime of an idle TCP flow: 2 hours and 4 minutes (RFC 5382, REQ-5).
@@ -81,67 +81,57 @@ pub(super) fn new_secret() -> Result<FlowSecret, getrandom::Error> {
 impl Maps {
     /// Executes one step.
     pub fn apply(&mut self, step: &Step) -> Result<(), MapsError> {
-        let (map, result) = match step {
-            Step::Table(first, slots) => return self.write_table(*first, slots),
-            Step::Config(value) => ("CONFIG", self.config.set(0, value, 0)),
+        match step {
+            Step::Table(first, slots) => self.write_table(*first, slots),
+            Step::Config(value) => self.config.write(0, *value),
             Step::NodeName(index, name) => {
-                let label = NodeLabel::new(name.as_deref().unwrap_or_default());
-                ("NODE_NAMES", self.node_names.set(*index, label, 0))
+                self.node_names.write(*index, NodeLabel::new(name.as_deref().unwrap_or_default()))
             }
-            Step::Node(index, value) => ("NODES", self.nodes.set(*index, value, 0)),
-            Step::Peer(mac, node) => ("PEERS", put(&mut self.peers, mac, node.as_ref())),
-            Step::Backend(index, value) => return self.write_backend(*index, *value),
+            Step::Node(index, value) => self.nodes.write(*index, *value),
+            Step::Peer(mac, node) => self.peers.write(mac, node.as_ref()),
+            Step::Backend(index, value) => self.write_backend(*index, *value),
             Step::ServiceName(slot, name) => {
                 if name.is_some() {
-                    self.clear_service_stats(*slot)?;
+                    self.service_stats.clear(*slot)?;
                 }
                 let owner = name
                     .as_ref()
                     .map_or(ServiceOwner::new("", ""), |name| ServiceOwner::new(name.namespace(), name.name()));
-                ("SERVICE_NAMES", self.service_names.set(*slot, owner, 0))
+                self.service_names.write(*slot, owner)
             }
-            Step::ServiceState(slot, value) => return self.write_service_state(*slot, *value),
-            Step::Service(key, value) => ("SERVICES", put(&mut self.services, key, value.as_ref())),
+            Step::ServiceState(slot, value) => self.write_service_state(*slot, *value),
+            Step::Service(key, value) => self.services.write(key, value.as_ref()),
             Step::SourceRange((bits, range), present) => {
-                let key = Key::new(*bits, *range);
-                ("SOURCE_RANGES", put_prefix(&mut self.source_ranges, &key, present.then_some(&1)))
+                self.source_ranges.write(&Key::new(*bits, *range), present.then_some(&1))
             }
-            Step::Vip(address, value) => ("VIPS", put(&mut self.vips, address, value.as_ref())),
-        };
-        result.map_err(|source| MapsError::Write { map, source })
+            Step::Vip(address, value) => self.vips.write(address, value.as_ref()),
+        }
     }
 
     /// Extends the fence deadline: nanoseconds of `CLOCK_BOOTTIME`. The programs check again at once
     /// whether the agent is away.
     pub fn write_deadline(&mut self, deadline: u64) -> Result<(), MapsError> {
-        let fence = Fence { deadline, ..Fence::default() };
-        self.fence.set(0, fence, 0).map_err(|source| MapsError::Write { map: "FENCE", source })
+        self.fence.write(0, Fence { deadline, ..Fence::default() })
     }
 
     /// Returns the bits of the ports where the XDP program ran since the last call
     /// ([`Interface::bit`]). A bit that is set meanwhile may be lost, until the next frame.
     pub fn take_activity(&mut self) -> Result<u32, MapsError> {
-        const MAP: &str = "ACTIVITY";
-        let Activity { ports } = self.activity.get(&0, 0).map_err(|source| MapsError::Read { map: MAP, source })?;
+        let Activity { ports } = self.activity.first()?;
         if ports != 0 {
-            let none = Activity::default();
-            self.activity.set(0, none, 0).map_err(|source| MapsError::Write { map: MAP, source })?;
+            self.activity.write(0, Activity::default())?;
         }
         Ok(ports)
     }
 
     /// Writes an interface's entry. All zero: the programs ignore the interface.
     pub fn set_interface(&mut self, ifindex: u32, value: Interface) -> Result<(), MapsError> {
-        self.interfaces.set(ifindex, value, 0).map_err(|source| MapsError::Write { map: "INTERFACES", source })
+        self.interfaces.write(ifindex, value)
     }
 
     /// Returns the current entry of a VIP in `VIPS`.
     pub fn read_vip(&self, address: &abi::Address) -> Result<Option<VipValue>, MapsError> {
-        match self.vips.get(address, 0) {
-            Ok(value) => Ok(Some(value)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(source) => Err(MapsError::Read { map: "VIPS", source }),
-        }
+        self.vips.look_up(address)
     }
 }
 

@@ -5,6 +5,7 @@ mod batch;
 mod departures;
 mod leadership;
 pub(super) mod mapped_array;
+mod named_map;
 pub(super) mod raw;
 #[cfg(test)]
 mod tests;
@@ -19,22 +20,20 @@ use std::{
 use aya::{
     EbpfLoader,
     maps::{
-        Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues,
-        lpm_trie::{Key, LpmTrie},
+        Array, HashMap, HashMap as LruHashMap, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap,
+        lpm_trie::LpmTrie,
     },
-    util::nr_cpus,
 };
 use vipmux_common::{
     abi::{
-        ABI_VERSION, Activity, Address, AffinityKey, AffinityValue, BACKEND_GONE, Backend, Budget, Config, Count,
-        DropReason, EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Leader, Mac, Member,
-        Node, NodeLabel, Range, RefusalKey, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
-        Speaker, SpeakerKey, Stat, VipSlot, VipValue, WAYS,
+        self, ABI_VERSION, Address, BACKEND_GONE, Backend, Config, Count, DropReason, Fence, Interface, Node,
+        NodeLabel, Range, RefusalKey, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat,
+        VipValue, WAYS,
     },
-    service_index::IndexedService,
-    table,
+    backend_nodes, budget, maps, service_index, table,
 };
 
+pub use self::named_map::NamedMap;
 use self::{
     backend_indices::BackendIndices,
     mapped_array::{Access, MappedArray},
@@ -43,10 +42,6 @@ use super::{
     flow_table::{self, FlowTable},
     pins::Pins,
 };
-
-/// The `errno` of an operation that the map's type does not support (include/linux/errno.h; not in
-/// libc).
-const ENOTSUPP: i32 = 524;
 
 /// A map could not be opened, read or written.
 #[derive(Debug, thiserror::Error)]
@@ -106,12 +101,16 @@ pub enum MapsError {
     },
 }
 
-macro_rules! maps {
-    ($($(#[$doc:meta])* $field:ident: $name:literal => $kind:ident<$($value:ty),+>,)*) => {
-        /// All maps of `ebpf/src/maps.rs`, opened for reading and writing. See
-        /// [`vipmux_common::abi`] for the types.
+macro_rules! declare {
+    (
+        globals { $($(#[$global_doc:meta])* $GLOBAL:ident $global:ident: $element:ty;)* }
+        maps { $($(#[$doc:meta])* $NAME:ident $field:ident: $kind:ident<$($part:ty),+> = $elements:expr $(, $flag:ident)?;)* }
+        calls { $($(#[$call_doc:meta])* $CALL:ident: $array:ty = $programs:expr;)* }
+    ) => {
+        /// All maps that hold state, opened for reading and writing.
         pub struct Maps {
-            $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
+            $($(#[$global_doc])* pub $global: NamedMap<Array<MapData, $element>>,)*
+            $($(#[$doc])* pub $field: NamedMap<$kind<MapData, $($part),+>>,)*
             /// `TABLES` mapped into memory, from the first write on. Readers need no mapping.
             tables_mapping: Option<MappedArray>,
             /// The same for `BACKEND_NODES` and `LOCAL_PORTS`.
@@ -123,21 +122,18 @@ macro_rules! maps {
 
         impl Maps {
             /// The names of the maps as pins, and in the BPF object except for [`GLOBALS`].
-            pub const NAMES: &[&str] = &[$($name),*];
+            pub const NAMES: &[&str] = &[$(stringify!($GLOBAL),)* $(stringify!($NAME)),*];
 
             /// The maps by which programs call each other. They are pinned too: the kernel empties
             /// arrays of programs when no process has them open. And while an agent replaces the
             /// programs of another, programs that are still attached call the new ones, and pass
             /// data to them in `SCRATCH`.
-            pub const CALLING: &[&str] = &["CALLS", "CALLS_FRAGMENTED", "SCRATCH"];
+            pub const CALLING: &[&str] = &[$(stringify!($CALL)),*];
 
             fn open_all(pins: &Pins) -> Result<Self, MapsError> {
                 Ok(Self {
-                    $($field: {
-                        let path = pins.map($name);
-                        let map = Map::from_map_data(open(&path)?).and_then(TryInto::try_into);
-                        map.map_err(|source| MapsError::Open { path, source })?
-                    },)*
+                    $($global: NamedMap::open(pins, stringify!($GLOBAL))?,)*
+                    $($field: NamedMap::open(pins, stringify!($NAME))?,)*
                     tables_mapping: None,
                     backend_nodes_mapping: None,
                     local_ports_mapping: None,
@@ -145,76 +141,23 @@ macro_rules! maps {
                 })
             }
         }
+
+        /// The maps that are global variables of the programs, with their names in the BPF object: those of
+        /// their sections.
+        pub const GLOBALS: &[(&str, &str)] = &[$((stringify!($GLOBAL), concat!(".data.", stringify!($GLOBAL)))),*];
+
+        /// The kind and the number of elements of each map, if no configuration sets another one.
+        const KINDS: &[(&str, &str, u32)] = &[$((stringify!($NAME), stringify!($kind), $elements)),*];
     };
 }
+maps!(declare);
 
-maps! {
-    /// `CONFIG`: one element.
-    config: "CONFIG" => Array<Config>,
-    /// `FENCE`: one element.
-    fence: "FENCE" => Array<Fence>,
-    /// `ACTIVITY`: one element.
-    activity: "ACTIVITY" => Array<Activity>,
-    /// `INTERFACES`: by ifindex.
-    interfaces: "INTERFACES" => Array<Interface>,
-    /// `VIPS`.
-    vips: "VIPS" => HashMap<Address, VipValue>,
-    /// `VIP_INDEX`: by the hash of the address.
-    vip_index: "VIP_INDEX" => Array<VipSlot>,
-    /// `SERVICES`.
-    services: "SERVICES" => HashMap<ServiceKey, ServiceValue>,
-    /// `SERVICE_INDEX`: copies of `SERVICES`, by [`ServiceKey::index`].
-    service_index: "SERVICE_INDEX" => Array<IndexedService>,
-    /// `SERVICE_STATES`: by slot.
-    service_states: "SERVICE_STATES" => Array<ServiceState>,
-    /// `SERVICE_NAMES`: by slot.
-    service_names: "SERVICE_NAMES" => Array<ServiceOwner>,
-    /// `TABLES`: backend indices, two to an element ([`vipmux_common::table`]).
-    tables: "TABLES" => Array<u64>,
-    /// `BACKENDS`.
-    backends: "BACKENDS" => Array<Backend>,
-    /// `BACKEND_NODES`: the other nodes that backends are on ([`vipmux_common::backend_nodes`]).
-    backend_nodes: "BACKEND_NODES" => Array<u64>,
-    /// `NODES`.
-    nodes: "NODES" => Array<Node>,
-    /// `NODE_NAMES`: by the index of `NODES`.
-    node_names: "NODE_NAMES" => Array<NodeLabel>,
-    /// `LEADERS`: by VIP.
-    leaders: "LEADERS" => LpmTrie<[u32; 4], Leader>,
-    /// `MEMBERS`: by the index of `NODES`.
-    members: "MEMBERS" => HashMap<u32, Member>,
-    /// `PEERS`: to the index of `NODES`.
-    peers: "PEERS" => HashMap<Mac, u32>,
-    /// `SPEAKERS`: LRU.
-    speakers: "SPEAKERS" => HashMap<SpeakerKey, Speaker>,
-    /// `FLOWS`: by set ([`super::flow_table`]).
-    flows: "FLOWS" => Array<FlowSet>,
-    /// `LOCAL_PORTS`: a bit for each port of this node's backends.
-    local_ports: "LOCAL_PORTS" => Array<u64>,
-    /// `FRAGMENTS`: LRU.
-    fragments: "FRAGMENTS" => HashMap<FragmentKey, FragmentValue>,
-    /// `EGRESS_FRAGMENTS`: LRU.
-    egress_fragments: "EGRESS_FRAGMENTS" => HashMap<FragmentKey, EgressFragmentValue>,
-    /// `AFFINITY`: LRU.
-    affinity: "AFFINITY" => HashMap<AffinityKey, AffinityValue>,
-    /// `SOURCE_RANGES`.
-    source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
-    /// `BUDGETS`: by [`vipmux_common::budget`].
-    budgets: "BUDGETS" => Array<Budget>,
-    /// `REFUSALS`.
-    refusals: "REFUSALS" => PerCpuHashMap<RefusalKey, u64>,
-    /// `STATS`: by [`Stat`].
-    stats: "STATS" => PerCpuArray<Count>,
-    /// `DROPS`: by [`DropReason`].
-    drops: "DROPS" => PerCpuArray<Count>,
-    /// `SERVICE_STATS`: by slot.
-    service_stats: "SERVICE_STATS" => PerCpuArray<Count>,
+/// Returns the LRU maps, with their numbers of elements.
+pub(super) fn lru_maps() -> impl Iterator<Item = (&'static str, u32)> {
+    let is_lru =
+        |(name, kind, elements): &(&'static str, &str, u32)| (*kind == "LruHashMap").then_some((*name, *elements));
+    KINDS.iter().filter_map(is_lru)
 }
-
-/// The maps that are global variables of the programs, with their names in the BPF object: those of
-/// their sections.
-pub const GLOBALS: [(&str, &str); 3] =
-    [("CONFIG", ".data.CONFIG"), ("FENCE", ".data.FENCE"), ("ACTIVITY", ".data.ACTIVITY")];
 
 /// Returns a map's name in the BPF object.
 pub fn name_in_object(name: &str) -> &str {
@@ -235,8 +178,8 @@ pub fn use_pins<'a>(loader: &mut EbpfLoader<'a>, folder: &Path, globals: &'a [(&
 
 /// Returns the values of [`GLOBALS`] that are pinned in a folder, for [`use_pins`].
 pub(super) fn read_globals(folder: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, MapsError> {
-    let pinned = GLOBALS.into_iter().filter(|(name, _)| folder.join(name).exists());
-    pinned.map(|(name, _)| Ok((name, element(folder, name)?))).collect()
+    let pinned = GLOBALS.iter().filter(|(name, _)| folder.join(name).exists());
+    pinned.map(|(name, _)| Ok((*name, element(folder, name)?))).collect()
 }
 
 /// Returns the bytes of the only element of a pinned map.
@@ -299,49 +242,38 @@ impl Maps {
 
     /// Returns `CONFIG[0]`. All zero: no agent has written it yet.
     pub fn read_config(&self) -> Result<Config, MapsError> {
-        self.config.get(&0, 0).map_err(|source| MapsError::Read { map: "CONFIG", source })
+        self.config.first()
     }
 
     /// Returns `FENCE[0]`.
     pub fn read_fence(&self) -> Result<Fence, MapsError> {
-        self.fence.get(&0, 0).map_err(|source| MapsError::Read { map: "FENCE", source })
+        self.fence.first()
     }
 
     /// Returns the interfaces on which the program sees frames, and those that the agent has
     /// changed, by ifindex.
     pub fn read_interfaces(&self) -> Result<BTreeMap<u32, Interface>, MapsError> {
-        used("INTERFACES", &self.interfaces, |interface| *interface != Interface::default())
+        self.interfaces.read()
     }
 
     /// Returns all VIPs.
     pub fn read_vips(&self) -> Result<BTreeMap<Address, VipValue>, MapsError> {
-        all("VIPS", &self.vips)
-    }
-
-    /// Returns the used slots of `VIP_INDEX`.
-    pub fn read_vip_index(&self) -> Result<BTreeMap<u32, VipSlot>, MapsError> {
-        used("VIP_INDEX", &self.vip_index, |slot| *slot != VipSlot::default())
+        self.vips.read()
     }
 
     /// Returns all port claims.
     pub fn read_services(&self) -> Result<BTreeMap<ServiceKey, ServiceValue>, MapsError> {
-        all("SERVICES", &self.services)
-    }
-
-    /// Returns the used elements of `SERVICE_INDEX`.
-    pub fn read_service_index(&self) -> Result<BTreeMap<u32, IndexedService>, MapsError> {
-        used("SERVICE_INDEX", &self.service_index, |element| *element != IndexedService::default())
+        self.services.read()
     }
 
     /// Returns the used slots, with the generations of their owners.
     pub fn read_service_states(&self) -> Result<BTreeMap<u32, ServiceState>, MapsError> {
-        let is_used = |state: &ServiceState| state.generation != 0 && state.flags & SERVICE_GONE == 0;
-        used("SERVICE_STATES", &self.service_states, is_used)
+        self.service_states.used(|state| state.generation != 0 && state.flags & SERVICE_GONE == 0)
     }
 
     /// Returns the slots that have an owner.
     pub fn read_service_names(&self) -> Result<BTreeMap<u32, ServiceOwner>, MapsError> {
-        used("SERVICE_NAMES", &self.service_names, |owner| owner.name[0] != 0)
+        self.service_names.used(|owner| owner.name[0] != 0)
     }
 
     /// Returns `length` slots of the arena from `first` on.
@@ -349,7 +281,7 @@ impl Maps {
         // The kernel would start again at the first element.
         let within = |element: u32| element.min(self.tables.len());
         let (start, end) = (within(table::element(first)), within(first.saturating_add(length).div_ceil(table::SLOTS)));
-        let elements: Vec<u64> = batch::elements(&self.tables, start, end - start).map_err(reading("TABLES"))?;
+        let elements = self.tables.elements(start, end - start)?;
         let slot = |slot| Some(table::get(*elements.get((table::element(slot) - start) as usize)?, slot));
         Ok((first..first.saturating_add(length)).map_while(slot).collect())
     }
@@ -362,53 +294,33 @@ impl Maps {
     /// Returns the used backends among the first `count` indices.
     pub fn read_backends_below(&self, count: u32) -> Result<BTreeMap<u32, Backend>, MapsError> {
         let is_used = |backend: &Backend| backend.generation != 0 && backend.flags & BACKEND_GONE == 0;
-        used_below("BACKENDS", &self.backends, count, is_used)
-    }
-
-    /// Returns all elements of `BACKENDS`.
-    pub(super) fn read_all_backends(&self) -> Result<Vec<Backend>, MapsError> {
-        batch::elements(&self.backends, 0, self.backends.len()).map_err(reading("BACKENDS"))
+        self.backends.used_below(count, is_used)
     }
 
     /// Returns the names of nodes, by index.
     pub fn read_node_names(&self) -> Result<BTreeMap<u32, NodeLabel>, MapsError> {
-        used("NODE_NAMES", &self.node_names, |label| label.name[0] != 0)
-    }
-
-    /// Returns the used entries of `NODES`, with a name or without, by index.
-    pub fn read_node_entries(&self) -> Result<BTreeMap<u32, Node>, MapsError> {
-        used("NODES", &self.nodes, |node| *node != Node::default())
+        self.node_names.used(|label| label.name[0] != 0)
     }
 
     /// Returns the nodes that have a name, by index.
     pub fn read_nodes(&self) -> Result<BTreeMap<u32, (NodeLabel, Node)>, MapsError> {
         let names = self.read_node_names()?;
         let count = names.keys().next_back().map_or(0, |last| last + 1);
-        let nodes = batch::elements(&self.nodes, 0, count).map_err(reading("NODES"))?;
+        let nodes = self.nodes.elements(0, count)?;
         Ok(names.into_iter().filter_map(|(i, name)| Some((i, (name, *nodes.get(i as usize)?)))).collect())
-    }
-
-    /// Returns the node index of each MAC.
-    pub fn read_peers(&self) -> Result<BTreeMap<Mac, u32>, MapsError> {
-        all("PEERS", &self.peers)
-    }
-
-    /// Returns the other hosts that recently spoke for a VIP, or probed for one.
-    pub fn read_speakers(&self) -> Result<BTreeMap<SpeakerKey, Speaker>, MapsError> {
-        all("SPEAKERS", &self.speakers)
     }
 
     /// Returns the keys of all source ranges: the prefix length and the bits.
     pub fn read_source_ranges(&self) -> Result<BTreeSet<(u32, Range)>, MapsError> {
         let keys = self.source_ranges.keys().map(|key| key.map(|key| (key.prefix_len(), key.data())));
-        keys.collect::<Result<_, _>>().map_err(|source| MapsError::Read { map: "SOURCE_RANGES", source })
+        keys.collect::<Result<_, _>>().map_err(|error| self.source_ranges.reading(error))
     }
 
     /// Returns [`Config::flow_mask`] for the flow table, which an earlier agent may have made.
     pub(super) fn flow_mask(&self) -> Result<u32, MapsError> {
         let sets = self.flows.len();
         let refused = || io::Error::other(format!("{sets} sets are no flow table of this vipmux"));
-        flow_table::mask(sets).ok_or_else(|| reading("FLOWS")(refused()))
+        flow_table::mask(sets).ok_or_else(|| self.flows.reading(refused()))
     }
 
     /// Maps the flow table for reading.
@@ -423,50 +335,41 @@ impl Maps {
 
     fn map_flow_table(&self, access: Access) -> Result<FlowTable, MapsError> {
         let secret = self.read_config()?.flow_secret;
-        FlowTable::map(&self.flows, secret, access).map_err(reading("FLOWS"))
+        FlowTable::map(&self.flows, secret, access).map_err(|error| self.flows.reading(error))
     }
 
     /// Returns the counters of events, summed over all CPUs.
     pub fn read_stats(&self) -> Result<Vec<(Stat, Count)>, MapsError> {
-        let counts = sums("STATS", &self.stats, self.stats.len())?;
+        let counts = self.stats.sums(self.stats.len())?;
         Ok(Stat::ALL.iter().copied().zip(counts).collect())
     }
 
     /// Returns the counters of drops, summed over all CPUs.
     pub fn read_drops(&self) -> Result<Vec<(DropReason, Count)>, MapsError> {
-        let counts = sums("DROPS", &self.drops, self.drops.len())?;
+        let counts = self.drops.sums(self.drops.len())?;
         Ok(DropReason::ALL.iter().copied().zip(counts).collect())
     }
 
     /// Returns the numbers of frames that the kernel refused, summed over all CPUs.
     pub fn read_refusals(&self) -> Result<BTreeMap<RefusalKey, u64>, MapsError> {
         let counted = self.refusals.iter().map(|entry| entry.map(|(key, counts)| (key, counts.iter().sum())));
-        counted.collect::<Result<_, _>>().map_err(|source| MapsError::Read { map: "REFUSALS", source })
+        counted.collect::<Result<_, _>>().map_err(|error| self.refusals.reading(error))
     }
 
     /// Returns the counters of the first `slots` slots, summed over all CPUs.
     pub fn read_service_stats(&self, slots: u32) -> Result<Vec<Count>, MapsError> {
-        sums("SERVICE_STATS", &self.service_stats, slots)
-    }
-
-    /// Makes a slot count from zero, for its new owner.
-    pub(super) fn clear_service_stats(&mut self, slot: u32) -> Result<(), MapsError> {
-        const MAP: &str = "SERVICE_STATS";
-        let cpus = nr_cpus().map_err(|(_, error)| reading(MAP)(error))?;
-        let zeros = PerCpuValues::try_from(vec![Count::default(); cpus]).map_err(reading(MAP))?;
-        self.service_stats.set(slot, zeros, 0).map_err(|source| MapsError::Write { map: MAP, source })
+        self.service_stats.sums(slots)
     }
 
     /// Writes `backends` to the arena from slot `first` on, each slot atomically. There is only one
     /// writer, so the other slot of an element is written back unchanged.
     pub fn write_table(&mut self, first: u32, backends: &[u32]) -> Result<(), MapsError> {
-        let failed = |source: io::Error| MapsError::Write { map: "TABLES", source: source.into() };
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let elements = mapped_array::mapped(&mut self.tables_mapping, &self.tables, "TABLES")?;
+        let elements = mapped_array::mapped(&mut self.tables_mapping, &self.tables)?;
         if elements.len() <= table::element(last) as usize {
-            return Err(failed(io::Error::from_raw_os_error(libc::E2BIG)));
+            return Err(self.tables.writing(io::Error::from_raw_os_error(libc::E2BIG)));
         }
         for (slot, backend) in (first..).zip(backends) {
             let element = &elements[table::element(slot) as usize];
@@ -475,85 +378,4 @@ impl Maps {
         mapped_array::publish();
         Ok(())
     }
-}
-
-/// Writes or removes an entry of a hash map. Removing a missing entry is no error.
-pub(super) fn put<K: aya::Pod, V: aya::Pod>(
-    map: &mut HashMap<MapData, K, V>,
-    key: &K,
-    value: Option<&V>,
-) -> Result<(), MapError> {
-    match value {
-        Some(value) => map.insert(key, value, 0),
-        None => removed(map.remove(key)),
-    }
-}
-
-/// Writes or removes an entry of a trie. Removing a missing entry is no error.
-pub(super) fn put_prefix<K: aya::Pod, V: aya::Pod>(
-    map: &mut LpmTrie<MapData, K, V>,
-    key: &Key<K>,
-    value: Option<&V>,
-) -> Result<(), MapError> {
-    match value {
-        Some(value) => map.insert(key, value, 0),
-        None => removed(map.remove(key)),
-    }
-}
-
-fn removed(result: Result<(), MapError>) -> Result<(), MapError> {
-    match result {
-        Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
-}
-
-fn reading(map: &'static str) -> impl Fn(io::Error) -> MapsError {
-    move |error| MapsError::Read { map, source: error.into() }
-}
-
-fn all<K: aya::Pod + Ord, V: aya::Pod>(
-    name: &'static str,
-    map: &HashMap<MapData, K, V>,
-) -> Result<BTreeMap<K, V>, MapsError> {
-    Ok(batch::entries(map).map_err(reading(name))?.into_iter().collect())
-}
-
-fn used<V: aya::Pod>(
-    name: &'static str,
-    map: &Array<MapData, V>,
-    used: impl Fn(&V) -> bool,
-) -> Result<BTreeMap<u32, V>, MapsError> {
-    used_below(name, map, map.len(), used)
-}
-
-fn used_below<V: aya::Pod>(
-    name: &'static str,
-    map: &Array<MapData, V>,
-    count: u32,
-    used: impl Fn(&V) -> bool,
-) -> Result<BTreeMap<u32, V>, MapsError> {
-    let values = batch::elements(map, 0, count.min(map.len())).map_err(reading(name))?;
-    Ok((0..).zip(values).filter(|(_, value)| used(value)).collect())
-}
-
-fn sums(name: &'static str, map: &PerCpuArray<MapData, Count>, count: u32) -> Result<Vec<Count>, MapsError> {
-    let cpus = nr_cpus().map_err(|(_, error)| reading(name)(error))?;
-    match batch::per_cpu::<Count>(map.map(), cpus, 0, count) {
-        Ok(values) => Ok(values.chunks(cpus).map(sum).collect()),
-        // Before Linux 5.13.
-        Err(error) if error.raw_os_error() == Some(ENOTSUPP) => (0..count.min(map.len()))
-            .map(|i| map.get(&i, 0).map(|values| sum(&values)))
-            .collect::<Result<_, _>>()
-            .map_err(|source| MapsError::Read { map: name, source }),
-        Err(error) => Err(reading(name)(error)),
-    }
-}
-
-fn sum(counts: &[Count]) -> Count {
-    counts.iter().fold(Count::default(), |sum, count| Count {
-        packets: sum.packets.wrapping_add(count.packets),
-        bytes: sum.bytes.wrapping_add(count.bytes),
-        flows: sum.flows.wrapping_add(count.flows),
-    })
 }

@@ -4,9 +4,8 @@ use std::borrow::Cow;
 
 use aya::{EbpfLoader, VerifierLogLevel, include_bytes_aligned, util::nr_cpus};
 use object::{Object as _, ObjectSection as _, SectionKind};
-use vipmux_common::abi::capacity;
 
-use super::{flow_table, kernel_version::kernel_is};
+use super::{flow_table, kernel_version::kernel_is, maps::lru_maps};
 
 /// The BPF object (`ebpf/`), built by the build script.
 pub static OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_BPF_OBJECT"));
@@ -64,17 +63,11 @@ pub fn with_results(object: &[u8]) -> Vec<u8> {
 /// Returns the maps whose size the node decides, with their numbers of elements. Of an LRU map, each
 /// CPU keeps up to 128 elements for itself (`LOCAL_FREE_TARGET` in kernel/bpf/bpf_lru_list.c). On a
 /// machine with many CPUs a small map would have no others.
-pub(super) fn sizes(flows: u32) -> [(&'static str, u32); 5] {
+pub(super) fn sizes(flows: u32) -> impl Iterator<Item = (&'static str, u32)> {
     const FOR_A_CPU: u32 = 512;
     let cpus = nr_cpus().map_or(1, |cpus| u32::try_from(cpus).unwrap_or(1));
-    let lru = |least: u32| least.max(cpus.saturating_mul(FOR_A_CPU));
-    [
-        ("FLOWS", flow_table::elements(flows)),
-        ("FRAGMENTS", lru(capacity::FRAGMENTS)),
-        ("EGRESS_FRAGMENTS", lru(capacity::FRAGMENTS)),
-        ("SPEAKERS", lru(capacity::SPEAKERS)),
-        ("AFFINITY", lru(capacity::AFFINITY)),
-    ]
+    let lru = move |(name, least): (&'static str, u32)| (name, least.max(cpus.saturating_mul(FOR_A_CPU)));
+    lru_maps().map(lru).chain([("FLOWS", flow_table::elements(flows))])
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub struct ServiceIndex(BTreeMap<u32, IndexedService>);
 impl ServiceIndex {
     /// Reads the index from the maps.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
-        maps.read_service_index().map(Self)
+        maps.service_index.read().map(Self)
     }
 
     /// Writes the index of the entries that the maps hold.
@@ -73,8 +73,7 @@ impl ServiceIndex {
 }
 
 fn write(maps: &mut Maps, index: u32, element: Option<IndexedService>) -> Result<(), MapsError> {
-    let written = maps.service_index.set(index, element.unwrap_or_default(), 0);
-    written.map_err(|source| MapsError::Write { map: "SERVICE_INDEX", source })
+    maps.service_index.write(index, element.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -121,7 +120,7 @@ mod tests {
         ] {
             index.follow(maps, key, value.as_ref()).unwrap();
             let wanted = elements(wanted.iter().map(|(key, value)| (key, value)));
-            assert_eq!((&maps.read_service_index().unwrap(), index.elements()), (&wanted, &wanted));
+            assert_eq!((&maps.service_index.read().unwrap(), index.elements()), (&wanted, &wanted));
         }
     }
 
@@ -139,12 +138,12 @@ mod tests {
         maps.service_index.set(gone, IndexedService::new(a, &value(9)).unwrap(), 0).unwrap();
         maps.service_index.set(alone.index(), IndexedService::new(alone, &value(9)).unwrap(), 0).unwrap();
         ServiceIndex::rebuild(maps).unwrap();
-        assert_eq!(maps.read_service_index().unwrap(), elements(&all));
+        assert_eq!(maps.service_index.read().unwrap(), elements(&all));
         let index = ServiceIndex::read(maps).unwrap();
         for damaged in [gone, alone.index()] {
             maps.service_index.set(damaged, IndexedService::new(b, &value(9)).unwrap(), 0).unwrap();
             index.repair(maps, damaged).unwrap();
         }
-        assert_eq!(maps.read_service_index().unwrap(), elements(&all));
+        assert_eq!(maps.service_index.read().unwrap(), elements(&all));
     }
 }

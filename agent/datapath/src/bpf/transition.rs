@@ -264,7 +264,7 @@ fn changed(pins: &Pins, flows: u32) -> Result<Vec<&'static str>, LoadError> {
     for name in Maps::NAMES.iter().copied().filter(|name| *name != CONFIG) {
         let Some(wanted) = object.maps.get(name_in_object(name)) else { continue };
         let mut wanted = Layout::from(wanted);
-        if let Some((_, entries)) = sizes(flows).into_iter().find(|(sized, _)| *sized == name) {
+        if let Some((_, entries)) = sizes(flows).find(|(sized, _)| *sized == name) {
             wanted.max_entries = entries;
         }
         if exists(&pins.map(name))? && Layout::of_pin(&pins.map(name))? != wanted {

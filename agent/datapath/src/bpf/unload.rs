@@ -91,7 +91,7 @@ fn relinquish(maps: &mut Maps) -> Result<usize, MapsError> {
         if vip.flags & VIP_LEADING != 0 {
             vip.flags &= !VIP_LEADING;
             let written = maps.vips.insert(address, vip, UpdateFlag::Existing as u64);
-            written.map_err(|source| MapsError::Write { map: "VIPS", source })?;
+            written.map_err(|error| maps.vips.writing(error))?;
             led += 1;
         }
     }

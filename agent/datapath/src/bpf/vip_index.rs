@@ -53,7 +53,7 @@ pub struct VipIndex(BTreeMap<u32, VipSlot>);
 impl VipIndex {
     /// Reads the index from the maps.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
-        maps.read_vip_index().map(Self)
+        maps.vip_index.read().map(Self)
     }
 
     /// Writes the index of the VIPs that the maps hold.
@@ -115,8 +115,7 @@ fn write_slot(maps: &mut Maps, index: u32, from: VipSlot, to: VipSlot) -> Result
     if from == to {
         return Ok(());
     }
-    let mut written = steps(from, to).into_iter().map(|step| maps.vip_index.set(index, step, 0));
-    written.try_for_each(|result| result.map_err(|source| MapsError::Write { map: "VIP_INDEX", source }))
+    steps(from, to).into_iter().try_for_each(|step| maps.vip_index.write(index, step))
 }
 
 #[cfg(test)]
@@ -204,14 +203,14 @@ mod tests {
             index.follow(maps, address, value.as_ref()).unwrap();
             let wanted = slots(&vips);
             assert_eq!(wanted.get(&hash::vip(&address)) == Some(&CROWDED), is_crowded);
-            let found = maps.read_vip_index().unwrap();
+            let found = maps.vip_index.read().unwrap();
             assert_eq!(found, *index.slots());
             let right = |(i, slot): (&u32, &VipSlot)| *slot == CROWDED || wanted.get(i) == Some(slot);
             assert!(found.iter().all(right) && wanted.keys().all(|i| found.contains_key(i)), "{found:?} {wanted:?}");
         }
         assert_eq!(index.slots().values().copied().collect::<Vec<_>>(), [CROWDED]);
         index.renew(maps, &vips).unwrap();
-        assert_eq!(maps.read_vip_index().unwrap(), BTreeMap::new());
+        assert_eq!(maps.vip_index.read().unwrap(), BTreeMap::new());
     }
 
     #[test]
@@ -224,13 +223,13 @@ mod tests {
             maps.vips.insert(address, value, 0).unwrap();
         }
         VipIndex::rebuild(maps).unwrap();
-        assert_eq!(maps.read_vip_index().unwrap(), slots(&all));
+        assert_eq!(maps.vip_index.read().unwrap(), slots(&all));
         let index = VipIndex::read(maps).unwrap();
         maps.vip_index.set(hash::vip(&a), VipSlot { id: 9, ..CROWDED }, 0).unwrap();
         maps.vip_index.set(7, CROWDED, 0).unwrap();
         for slot in [hash::vip(&a), 7] {
             index.repair(maps, slot).unwrap();
         }
-        assert_eq!(maps.read_vip_index().unwrap(), slots(&all));
+        assert_eq!(maps.vip_index.read().unwrap(), slots(&all));
     }
 }

@@ -209,7 +209,7 @@ impl Kernel {
     /// Returns the other hosts that spoke for VIPs or asked for them lately.
     pub(crate) fn speakers(&self) -> Result<Vec<VipSpeaker>, MapsError> {
         let is_peer = |mac| self.observed().is_peer(mac);
-        Ok(self.maps.read_speakers()?.iter().map(|(key, speaker)| VipSpeaker::new(*key, speaker, is_peer)).collect())
+        Ok(self.maps.speakers.read()?.iter().map(|(key, speaker)| VipSpeaker::new(*key, speaker, is_peer)).collect())
     }
 
     /// Begins a heartbeat. Returns the announcements of led VIPs with peers' MACs since the last one.

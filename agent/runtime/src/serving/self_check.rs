@@ -106,9 +106,9 @@ impl KernelSnapshot {
         let pinned = PinnedObjects::read(pins)?;
         let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
             let maps = Maps::open(pins.root())?;
-            let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
-            let service_index = maps.read_service_index()?;
-            let (local_ports, backend_nodes) = (maps.read_local_ports()?, maps.read_backend_nodes(backends)?);
+            let (interfaces, vip_index) = (maps.read_interfaces()?, maps.vip_index.read()?);
+            let service_index = maps.service_index.read()?;
+            let (local_ports, backend_nodes) = (maps.local_ports.read()?, maps.read_backend_nodes(backends)?);
             Some(ReadMaps {
                 entries: entries(&maps, backends)?,
                 interfaces,

@@ -41,7 +41,7 @@ fn ask(node: &Namespace, maps: &Maps, vip: Vip, outlet: (u32, Mac), mode: Addres
         prober.begin(vip, vec![outlet], mode, now());
         loop {
             thread::sleep(prober.next().unwrap().saturating_sub(now()));
-            let noted = maps.read_speakers().unwrap();
+            let noted = maps.speakers.read().unwrap();
             let heard: Vec<_> = noted.iter().map(|(key, speaker)| VipSpeaker::new(*key, speaker, |_| false)).collect();
             let turn = prober.poll(&heard, now());
             turn.frames.iter().for_each(|(_, frame)| sender.send(frame).unwrap());

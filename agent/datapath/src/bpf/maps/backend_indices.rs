@@ -52,7 +52,7 @@ pub fn nodes(backends: &[Backend]) -> Vec<u64> {
 impl BackendIndices {
     /// Makes the maps fit all backends in `BACKENDS`, those that are gone too.
     pub(super) fn rebuild(maps: &mut Maps) -> Result<Self, MapsError> {
-        let backends = maps.read_all_backends()?;
+        let backends = maps.backends.elements(0, maps.backends.len())?;
         for (index, element) in (0..).zip(local_ports(&backends)) {
             maps.set_local_ports(index, element)?;
         }

@@ -14,7 +14,6 @@ use super::backend_indices::BackendIndices;
 use super::{
     Maps, MapsError,
     mapped_array::{self, mapped},
-    used, used_below,
 };
 
 /// Writes an element of a mapped array. Without such an element, the map is too small for the
@@ -46,7 +45,7 @@ impl Maps {
         };
         let mut write = || {
             indices.add(self, index, &value)?;
-            self.backends.set(index, value, 0).map_err(|source| MapsError::Write { map: "BACKENDS", source })?;
+            self.backends.write(index, value)?;
             before.map_or(Ok(()), |before| indices.remove(self, &before))
         };
         let written = write();
@@ -66,11 +65,6 @@ impl Maps {
         Ok(())
     }
 
-    /// Returns the used elements of `LOCAL_PORTS`.
-    pub fn read_local_ports(&self) -> Result<BTreeMap<u32, u64>, MapsError> {
-        used("LOCAL_PORTS", &self.local_ports, |bits| *bits != 0)
-    }
-
     /// Returns the used elements of `LOCAL_PORTS`, as last written.
     pub fn written_local_ports(&self) -> BTreeMap<u32, u64> {
         self.backend_indices.as_ref().map(BackendIndices::local_ports).unwrap_or_default()
@@ -78,7 +72,7 @@ impl Maps {
 
     /// Returns the used elements of `BACKEND_NODES` for the first `count` backends.
     pub fn read_backend_nodes(&self, count: u32) -> Result<BTreeMap<u32, u64>, MapsError> {
-        used_below("BACKEND_NODES", &self.backend_nodes, node_elements(count), |nodes| *nodes != 0)
+        self.backend_nodes.used_below(node_elements(count), |nodes| *nodes != 0)
     }
 
     /// Returns the same, as last written.
@@ -88,27 +82,26 @@ impl Maps {
     }
 
     pub(in crate::bpf) fn set_local_ports(&mut self, element: u32, bits: u64) -> Result<(), MapsError> {
-        store(mapped(&mut self.local_ports_mapping, &self.local_ports, "LOCAL_PORTS")?, element, bits);
+        store(mapped(&mut self.local_ports_mapping, &self.local_ports)?, element, bits);
         Ok(())
     }
 
     pub(in crate::bpf) fn set_backend_nodes(&mut self, element: u32, nodes: u64) -> Result<(), MapsError> {
-        store(mapped(&mut self.backend_nodes_mapping, &self.backend_nodes, "BACKEND_NODES")?, element, nodes);
+        store(mapped(&mut self.backend_nodes_mapping, &self.backend_nodes)?, element, nodes);
         Ok(())
     }
 
     /// Writes an element of `SERVICE_STATES`. A Service port that goes stays known to the replies of
     /// its flows.
     pub(in crate::bpf) fn write_service_state(&mut self, slot: u32, value: ServiceState) -> Result<(), MapsError> {
-        let read = |source| MapsError::Read { map: "SERVICE_STATES", source };
         let value = match value.generation {
             0 => {
-                let before = self.service_states.get(&slot, 0).map_err(read)?;
+                let before = self.service_states.look_up(slot)?.unwrap_or_default();
                 let flags = if before.generation == 0 { 0 } else { SERVICE_GONE };
                 ServiceState { flags, ..before }
             }
             _ => value,
         };
-        self.service_states.set(slot, value, 0).map_err(|source| MapsError::Write { map: "SERVICE_STATES", source })
+        self.service_states.write(slot, value)
     }
 }

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use aya::maps::lpm_trie::Key;
+use aya::maps::{MapError, lpm_trie::Key};
 use vipmux_common::abi::{Address, Leader, Member};
 
-use super::{Maps, MapsError, all, put, put_prefix};
+use super::{Maps, MapsError};
 
 /// Returns the trie key of a single address.
 fn key(Address { w0, w1, w2, w3 }: Address) -> Key<[u32; 4]> {
@@ -22,24 +22,23 @@ impl Maps {
             let [w0, w1, w2, w3] = key.data();
             Ok((Address { w0, w1, w2, w3 }, leader))
         });
-        entries.collect::<Result<_, _>>().map_err(|source| MapsError::Read { map: "LEADERS", source })
+        entries.collect::<Result<_, MapError>>().map_err(|error| self.leaders.reading(error))
     }
 
     /// Writes the leader of a VIP. `None` removes the entry: the address is no VIP any more.
     pub fn set_leader(&mut self, vip: Address, leader: Option<Leader>) -> Result<(), MapsError> {
-        let written = put_prefix(&mut self.leaders, &key(vip), leader.as_ref());
-        written.map_err(|source| MapsError::Write { map: "LEADERS", source })
+        self.leaders.write(&key(vip), leader.as_ref())
     }
 
     /// Returns `MEMBERS`: this agent and the agents that it knows, by the index of their node.
     pub fn read_members(&self) -> Result<BTreeMap<u32, Member>, MapsError> {
-        all("MEMBERS", &self.members)
+        self.members.read()
     }
 
     /// Writes the member on the node with that index. `None` removes it: the agent is unknown, or
     /// the node is gone.
     pub fn set_member(&mut self, index: u32, member: Option<Member>) -> Result<(), MapsError> {
-        put(&mut self.members, &index, member.as_ref()).map_err(|source| MapsError::Write { map: "MEMBERS", source })
+        self.members.write(&index, member.as_ref())
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering, fence},
 };
 
-use super::MapsError;
+use super::{MapsError, NamedMap};
 use aya::maps::{Array, IterableMap as _, MapData};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -72,14 +72,13 @@ impl Drop for MappedArray {
 /// Returns the elements of an array, which is mapped the first time.
 pub(super) fn mapped<'mapping>(
     mapping: &'mapping mut Option<MappedArray>,
-    array: &Array<MapData, u64>,
-    map: &'static str,
+    array: &NamedMap<Array<MapData, u64>>,
 ) -> Result<&'mapping [AtomicU64], MapsError> {
     let mapping = match mapping {
         Some(mapping) => mapping,
         none => {
             let new = MappedArray::map(array.map(), array.len(), size_of::<u64>(), Access::Write);
-            none.insert(new.map_err(|source| MapsError::Write { map, source: source.into() })?)
+            none.insert(new.map_err(|error| array.writing(error))?)
         }
     };
     Ok(mapping.elements())

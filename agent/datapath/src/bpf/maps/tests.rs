@@ -6,9 +6,12 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _},
 };
 
-use aya::maps::{PerCpuValues, lpm_trie::Key};
+use aya::{
+    maps::{PerCpuValues, lpm_trie::Key},
+    util::nr_cpus,
+};
 use vipmux_common::{
-    abi::{BACKEND_LOCAL, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, FlowRecord, capacity},
+    abi::{AffinityKey, AffinityValue, BACKEND_LOCAL, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, FlowRecord, capacity},
     backend_nodes,
 };
 
@@ -96,12 +99,12 @@ fn arrays_are_read_and_written_across_batches() {
 fn hash_maps_are_read_across_batches() {
     let Some(mut fixture) = Fixture::new() else { return };
     let maps = &mut fixture.maps;
-    assert_eq!(batch::entries(&maps.affinity).unwrap(), []);
+    assert_eq!(batch::entries(&*maps.affinity).unwrap(), []);
     for slot in 0..10_000 {
         let value = AffinityValue { tag: slot, ..AffinityValue::default() };
         maps.affinity.insert(AffinityKey { slot, ..AffinityKey::default() }, value, 0).unwrap();
     }
-    let entries = batch::entries(&maps.affinity).unwrap();
+    let entries = batch::entries(&*maps.affinity).unwrap();
     let slots: BTreeSet<_> = entries.iter().map(|(key, _)| key.slot).collect();
     assert_eq!((entries.len(), slots.len()), (10_000, 10_000));
     assert!(entries.iter().all(|(key, value)| key.slot == value.tag));
@@ -244,20 +247,20 @@ fn a_local_backend_that_goes_stays_known_to_replies_until_its_index_has_another(
     for (index, backend) in [(0, local), (1, remote), (0, local)] {
         maps.apply(&Step::Backend(index, backend)).unwrap();
     }
-    assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]));
+    assert_eq!(maps.local_ports.read().unwrap(), bits(&[local]));
 
     for index in [0, 1] {
         maps.apply(&Step::Backend(index, Backend::default())).unwrap();
     }
     assert!(maps.read_backends().unwrap().is_empty(), "both indices are free");
     let gone = Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..local };
-    assert_eq!(maps.read_all_backends().unwrap()[..2], [gone, Backend::default()]);
-    assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]));
+    assert_eq!(maps.backends.elements(0, 2).unwrap(), [gone, Backend::default()]);
+    assert_eq!(maps.local_ports.read().unwrap(), bits(&[local]));
     maps.rebuild_backend_indices().unwrap();
-    assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]), "after a restart too");
+    assert_eq!(maps.local_ports.read().unwrap(), bits(&[local]), "after a restart too");
 
     maps.apply(&Step::Backend(0, other)).unwrap();
-    assert_eq!(maps.read_local_ports().unwrap(), bits(&[other]));
+    assert_eq!(maps.local_ports.read().unwrap(), bits(&[other]));
     assert_eq!(maps.written_local_ports(), bits(&[other]));
 }
 

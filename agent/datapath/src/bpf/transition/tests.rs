@@ -158,8 +158,8 @@ fn the_maps_of_another_version_are_taken_over_with_their_flows_and_ids() {
     assert_eq!(maps.read_vips().unwrap(), BTreeMap::from([(address(10), vip)]));
     let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
     assert_eq!(maps.read_services().unwrap()[&key].slot, 9);
-    assert_eq!(maps.read_service_index().unwrap(), elements(&maps.read_services().unwrap()));
-    assert!(maps.read_service_index().unwrap().contains_key(&key.index()));
+    assert_eq!(maps.service_index.read().unwrap(), elements(&maps.read_services().unwrap()));
+    assert!(maps.service_index.read().unwrap().contains_key(&key.index()));
     assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123, ..Fence::default() });
     assert!(maps.read_leaders().unwrap().is_empty() && maps.read_members().unwrap().is_empty());
     assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "an equal map stays the same");
@@ -196,7 +196,7 @@ fn a_copy_of_an_earlier_revision_does_not_outlive_a_start() {
     maps.service_index.set(key.index(), earlier, 0).unwrap();
     drop((programs, maps));
     let (_programs, maps) = load(&pins, FLOWS).unwrap();
-    assert_eq!(maps.read_service_index().unwrap()[&key.index()].value(key), Some(value));
+    assert_eq!(maps.service_index.read().unwrap()[&key.index()].value(key), Some(value));
 }
 
 /// The loader writes the initial values of the programs' global variables, which are maps in use.

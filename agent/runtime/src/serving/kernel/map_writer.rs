@@ -147,9 +147,9 @@ pub(crate) fn entries(maps: &Maps, backends: u32) -> Result<MapEntries, MapsErro
         services: maps.read_services()?,
         service_states: maps.read_service_states()?,
         backends: maps.read_backends_below(backends)?,
-        nodes: maps.read_node_entries()?,
+        nodes: maps.nodes.read()?,
         node_names: names.into_iter().map(|(index, label)| (index, label.to_string())).collect(),
-        peers: maps.read_peers()?,
+        peers: maps.peers.read()?,
         source_ranges: maps.read_source_ranges()?,
         ..MapEntries::default()
     };

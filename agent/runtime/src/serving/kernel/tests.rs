@@ -65,9 +65,9 @@ fn packets_find_a_vip_and_its_services_as_they_are_after_each_step() {
         for step in &plan.steps {
             kernel.execute(step).unwrap();
             let vips = kernel.maps.read_vips().unwrap();
-            assert_eq!(kernel.maps.read_vip_index().unwrap(), slots(&vips), "{step:?}");
+            assert_eq!(kernel.maps.vip_index.read().unwrap(), slots(&vips), "{step:?}");
             let services = kernel.maps.read_services().unwrap();
-            assert_eq!(kernel.maps.read_service_index().unwrap(), elements(&services), "{step:?}");
+            assert_eq!(kernel.maps.service_index.read().unwrap(), elements(&services), "{step:?}");
         }
         let has_all = |vip: &abi::VipValue| vip.flags & VIP_ALL_PORTS != 0;
         assert_eq!(kernel.maps.read_vips().unwrap().values().any(has_all), all_ports);
@@ -119,8 +119,8 @@ fn no_index_keeps_what_somebody_else_removed() {
         kernel.correct(difference).unwrap();
     }
     kernel.sync(&desired(&[], 0), |_| Ok(())).unwrap();
-    assert!(kernel.maps.read_vip_index().unwrap().is_empty());
-    assert!(kernel.maps.read_service_index().unwrap().is_empty());
+    assert!(kernel.maps.vip_index.read().unwrap().is_empty());
+    assert!(kernel.maps.service_index.read().unwrap().is_empty());
 }
 
 #[test]
