@@ -100,11 +100,17 @@ impl Maps {
                 self.service_names.write(*slot, owner)
             }
             Step::ServiceState(slot, value) => self.write_service_state(*slot, *value),
-            Step::Service(key, value) => self.services.write(key, value.as_ref()),
+            Step::Service(key, value) => {
+                self.services.write(key, value.as_ref())?;
+                self.index_service(*key, value.as_ref())
+            }
             Step::SourceRange((bits, range), present) => {
                 self.source_ranges.write(&Key::new(*bits, *range), present.then_some(&1))
             }
-            Step::Vip(address, value) => self.vips.write(address, value.as_ref()),
+            Step::Vip(address, value) => {
+                self.vips.write(address, value.as_ref())?;
+                self.index_vip(*address, value.as_ref())
+            }
         }
     }
 

@@ -18,9 +18,7 @@ use super::{
     place::load_classifiers,
     programs::{LoadError, Programs},
     refusals,
-    service_index::ServiceIndex,
     transition::Transition,
-    vip_index::VipIndex,
     xdp::{Buffers, load_xdp},
 };
 use crate::error_chain::error_chain;
@@ -61,11 +59,11 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         maps.begin_backend_indices();
     } else {
         // Maps of another layout may have no indices, or other ones.
-        VipIndex::rebuild(&mut maps)?;
+        maps.rebuild_vip_index()?;
         maps.rebuild_backend_indices()?;
     }
     // Also if some of the pins were lost: a copy counts before its entry.
-    ServiceIndex::rebuild(&mut maps)?;
+    maps.rebuild_service_index()?;
     let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), lock };
     programs.pin()?;
     transition.finish(pins, || programs.take_over())?;

@@ -3,12 +3,14 @@
 pub mod backend_indices;
 mod batch;
 mod departures;
+mod indices;
 mod leadership;
 pub(super) mod mapped_array;
 mod named_map;
 pub(super) mod raw;
 #[cfg(test)]
 mod tests;
+pub(super) mod written_array;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +37,7 @@ use vipmux_common::{
 
 pub use self::named_map::NamedMap;
 use self::{
-    backend_indices::BackendIndices,
+    indices::Indices,
     mapped_array::{Access, MappedArray},
 };
 use super::{
@@ -116,8 +118,8 @@ macro_rules! declare {
             /// The same for `BACKEND_NODES` and `LOCAL_PORTS`.
             backend_nodes_mapping: Option<MappedArray>,
             local_ports_mapping: Option<MappedArray>,
-            /// `LOCAL_PORTS` and `BACKEND_NODES`, from the first change of a backend on.
-            backend_indices: Option<BackendIndices>,
+            /// The arrays that are derived from other maps, as last written.
+            pub(super) indices: Indices,
         }
 
         impl Maps {
@@ -137,7 +139,7 @@ macro_rules! declare {
                     tables_mapping: None,
                     backend_nodes_mapping: None,
                     local_ports_mapping: None,
-                    backend_indices: None,
+                    indices: Indices::default(),
                 })
             }
         }

@@ -7,7 +7,7 @@ use vipmux_common::{
     service_index::IndexedService,
 };
 
-use super::maps::{Maps, MapsError};
+use super::maps::{Maps, MapsError, written_array::WrittenArray};
 
 /// Returns the elements for these entries. All others are zero. Of entries that have the same index, one has
 /// a copy.
@@ -17,69 +17,58 @@ pub fn elements<'a>(
     services.into_iter().filter_map(|(key, value)| Some((key.index(), IndexedService::new(*key, value)?))).collect()
 }
 
-/// The last written state of `SERVICE_INDEX`.
-#[derive(Debug)]
-pub struct ServiceIndex(BTreeMap<u32, IndexedService>);
-
-impl ServiceIndex {
-    /// Reads the index from the maps.
-    pub fn read(maps: &Maps) -> Result<Self, MapsError> {
-        maps.service_index.read().map(Self)
-    }
-
-    /// Writes the index of the entries that the maps hold.
-    pub fn rebuild(maps: &mut Maps) -> Result<(), MapsError> {
-        let services = maps.read_services()?;
-        Self::read(maps)?.renew(maps, &services)
-    }
-
-    /// Returns the elements in use.
-    pub fn elements(&self) -> &BTreeMap<u32, IndexedService> {
-        &self.0
-    }
-
-    /// Copies an entry of `SERVICES`, or removes its copy. Call it after each write to `SERVICES`: a copy
-    /// counts before the entry itself.
-    pub fn follow(&mut self, maps: &mut Maps, key: ServiceKey, value: Option<&ServiceValue>) -> Result<(), MapsError> {
-        let index = key.index();
-        if let Some(element) = value.and_then(|value| IndexedService::new(key, value)) {
-            write(maps, index, Some(element))?;
-            self.0.insert(index, element);
-        } else if self.0.get(&index).is_some_and(|element| element.value(key).is_some()) {
-            write(maps, index, None)?;
-            self.0.remove(&index);
-        }
-        Ok(())
-    }
-
-    /// Makes the index hold copies of these entries alone. `services` are all entries.
-    pub fn renew(&mut self, maps: &mut Maps, services: &BTreeMap<ServiceKey, ServiceValue>) -> Result<(), MapsError> {
-        let wanted = elements(services);
-        let gone = self.0.keys().filter(|index| !wanted.contains_key(index));
-        for index in wanted.keys().chain(gone) {
-            let element = wanted.get(index);
-            if self.0.get(index) != element {
-                write(maps, *index, element.copied())?;
-            }
-        }
-        self.0 = wanted;
-        Ok(())
-    }
-
-    /// Writes an element again, whatever value the map holds.
-    pub fn repair(&self, maps: &mut Maps, index: u32) -> Result<(), MapsError> {
-        write(maps, index, self.0.get(&index).copied())
-    }
+fn write(maps: &mut Maps, index: u32, _: Option<IndexedService>, element: IndexedService) -> Result<(), MapsError> {
+    maps.service_index.write(index, element)
 }
 
-fn write(maps: &mut Maps, index: u32, element: Option<IndexedService>) -> Result<(), MapsError> {
-    maps.service_index.write(index, element.unwrap_or_default())
+impl Maps {
+    fn change_service_index(
+        &mut self,
+        change: impl FnOnce(&mut WrittenArray<IndexedService>, &mut Self) -> Result<(), MapsError>,
+    ) -> Result<(), MapsError> {
+        let read = |maps: &mut Self| Ok(WrittenArray::new(maps.service_index.read()?, write));
+        self.change_index(|indices| &mut indices.services, read, change)
+    }
+
+    /// Copies an entry of `SERVICES` after a write to it, or removes its copy: a copy counts before the
+    /// entry itself.
+    pub(super) fn index_service(&mut self, key: ServiceKey, value: Option<&ServiceValue>) -> Result<(), MapsError> {
+        let index = key.index();
+        self.change_service_index(|elements, maps| match value.and_then(|value| IndexedService::new(key, value)) {
+            Some(element) => elements.set(maps, index, element),
+            None if elements.get(index).value(key).is_some() => elements.set(maps, index, IndexedService::default()),
+            None => Ok(()),
+        })
+    }
+
+    /// Makes `SERVICE_INDEX` hold copies of these entries alone. `services` are all entries.
+    pub fn renew_service_index(&mut self, services: &BTreeMap<ServiceKey, ServiceValue>) -> Result<(), MapsError> {
+        self.change_service_index(|written, maps| written.renew(maps, &elements(services)))
+    }
+
+    /// Writes `SERVICE_INDEX` for the entries that the maps hold, whatever it has.
+    pub fn rebuild_service_index(&mut self) -> Result<(), MapsError> {
+        self.indices.services = None;
+        let services = self.read_services()?;
+        self.renew_service_index(&services)
+    }
+
+    /// Writes an element of `SERVICE_INDEX` again.
+    pub fn repair_service_index(&mut self, index: u32) -> Result<(), MapsError> {
+        self.change_service_index(|elements, maps| elements.repair(maps, index))
+    }
+
+    /// Returns the used elements of `SERVICE_INDEX`, as last written.
+    pub fn written_service_index(&self) -> &BTreeMap<u32, IndexedService> {
+        self.indices.services.as_ref().map_or(const { &BTreeMap::new() }, WrittenArray::elements)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixture::Fixture;
+    use vipmux_plan::Step;
 
     fn key(port: u16) -> ServiceKey {
         ServiceKey { vip: 1, port: port.to_be(), protocol: 6, padding: 0 }
@@ -103,7 +92,6 @@ mod tests {
         let Some(mut fixture) = Fixture::new() else { return };
         let maps = &mut fixture.maps;
         let [a, b, alone] = keys();
-        let mut index = ServiceIndex::read(maps).unwrap();
         for (key, value, wanted) in [
             (a, Some(value(1)), vec![(a, value(1))]),
             (alone, Some(value(2)), vec![(a, value(1)), (alone, value(2))]),
@@ -118,9 +106,9 @@ mod tests {
             (b, Some(ServiceValue { affinity: 1, ..value(3) }), vec![(a, value(5))]),
             (a, None, vec![]),
         ] {
-            index.follow(maps, key, value.as_ref()).unwrap();
+            maps.apply(&Step::Service(key, value)).unwrap();
             let wanted = elements(wanted.iter().map(|(key, value)| (key, value)));
-            assert_eq!((&maps.service_index.read().unwrap(), index.elements()), (&wanted, &wanted));
+            assert_eq!((&maps.service_index.read().unwrap(), maps.written_service_index()), (&wanted, &wanted));
         }
     }
 
@@ -137,12 +125,11 @@ mod tests {
         let gone = (0..3).find(|index| ![a.index(), alone.index()].contains(index)).unwrap();
         maps.service_index.set(gone, IndexedService::new(a, &value(9)).unwrap(), 0).unwrap();
         maps.service_index.set(alone.index(), IndexedService::new(alone, &value(9)).unwrap(), 0).unwrap();
-        ServiceIndex::rebuild(maps).unwrap();
+        maps.rebuild_service_index().unwrap();
         assert_eq!(maps.service_index.read().unwrap(), elements(&all));
-        let index = ServiceIndex::read(maps).unwrap();
         for damaged in [gone, alone.index()] {
             maps.service_index.set(damaged, IndexedService::new(b, &value(9)).unwrap(), 0).unwrap();
-            index.repair(maps, damaged).unwrap();
+            maps.repair_service_index(damaged).unwrap();
         }
         assert_eq!(maps.service_index.read().unwrap(), elements(&all));
     }

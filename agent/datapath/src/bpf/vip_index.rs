@@ -8,7 +8,7 @@ use vipmux_common::{
     hash,
 };
 
-use super::maps::{Maps, MapsError};
+use super::maps::{Maps, MapsError, written_array::WrittenArray};
 
 /// A slot that several VIPs share. The programs look these VIPs up in `VIPS`.
 const CROWDED: VipSlot =
@@ -46,82 +46,55 @@ fn steps(from: VipSlot, to: VipSlot) -> [VipSlot; 4] {
     [crowded(from), crowded(VipSlot::default()), crowded(to), to]
 }
 
-/// The last written state of `VIP_INDEX`.
-#[derive(Debug)]
-pub struct VipIndex(BTreeMap<u32, VipSlot>);
+fn write(maps: &mut Maps, index: u32, from: Option<VipSlot>, to: VipSlot) -> Result<(), MapsError> {
+    // A value that is never desired.
+    let damaged = VipSlot { id: u32::MAX, ..VipSlot::default() };
+    steps(from.unwrap_or(damaged), to).into_iter().try_for_each(|step| maps.vip_index.write(index, step))
+}
 
-impl VipIndex {
-    /// Reads the index from the maps.
-    pub fn read(maps: &Maps) -> Result<Self, MapsError> {
-        maps.vip_index.read().map(Self)
+impl Maps {
+    fn change_vip_index(
+        &mut self,
+        change: impl FnOnce(&mut WrittenArray<VipSlot>, &mut Self) -> Result<(), MapsError>,
+    ) -> Result<(), MapsError> {
+        let read = |maps: &mut Self| Ok(WrittenArray::new(maps.vip_index.read()?, write));
+        self.change_index(|indices| &mut indices.vips, read, change)
     }
 
-    /// Writes the index of the VIPs that the maps hold.
-    pub fn rebuild(maps: &mut Maps) -> Result<(), MapsError> {
-        let vips = maps.read_vips()?;
-        Self::read(maps)?.renew(maps, &vips)
-    }
-
-    /// Returns the used slots.
-    pub fn slots(&self) -> &BTreeMap<u32, VipSlot> {
-        &self.0
-    }
-
-    /// Updates the slot of a VIP. Call it after each write to `VIPS`, so that packets see both in
-    /// the same step.
-    pub fn follow(&mut self, maps: &mut Maps, address: Address, vip: Option<&VipValue>) -> Result<(), MapsError> {
+    /// Updates the slot of a VIP after a write to `VIPS`.
+    pub(super) fn index_vip(&mut self, address: Address, vip: Option<&VipValue>) -> Result<(), MapsError> {
         let index = hash::vip(&address);
-        let known = self.0.get(&index).copied().unwrap_or_default();
-        let desired = after(known, address, vip);
-        write_slot(maps, index, known, desired)?;
-        if desired == VipSlot::default() {
-            self.0.remove(&index);
-        } else {
-            self.0.insert(index, desired);
-        }
-        Ok(())
+        self.change_vip_index(|slots, maps| slots.set(maps, index, after(slots.get(index), address, vip)))
     }
 
     /// Gives each slot that is no longer shared to its one VIP. `vips` are all VIPs.
-    pub fn renew(&mut self, maps: &mut Maps, vips: &BTreeMap<Address, VipValue>) -> Result<(), MapsError> {
-        let desired = slots(vips);
-        write_slots(maps, &self.0, &desired)?;
-        self.0 = desired;
-        Ok(())
+    pub fn renew_vip_index(&mut self, vips: &BTreeMap<Address, VipValue>) -> Result<(), MapsError> {
+        self.change_vip_index(|written, maps| written.renew(maps, &slots(vips)))
     }
 
-    /// Writes a slot again, whatever value the map holds.
-    pub fn repair(&self, maps: &mut Maps, index: u32) -> Result<(), MapsError> {
-        // A value that is never desired.
-        let damaged = VipSlot { id: u32::MAX, ..VipSlot::default() };
-        write_slot(maps, index, damaged, self.0.get(&index).copied().unwrap_or_default())
+    /// Writes `VIP_INDEX` for the VIPs that the maps hold, whatever it has.
+    pub fn rebuild_vip_index(&mut self) -> Result<(), MapsError> {
+        self.indices.vips = None;
+        let vips = self.read_vips()?;
+        self.renew_vip_index(&vips)
     }
-}
 
-fn write_slots(
-    maps: &mut Maps,
-    known: &BTreeMap<u32, VipSlot>,
-    desired: &BTreeMap<u32, VipSlot>,
-) -> Result<(), MapsError> {
-    let gone = known.keys().filter(|index| !desired.contains_key(index));
-    for &index in desired.keys().chain(gone) {
-        let slot = |slots: &BTreeMap<u32, VipSlot>| slots.get(&index).copied().unwrap_or_default();
-        write_slot(maps, index, slot(known), slot(desired))?;
+    /// Writes an element of `VIP_INDEX` again.
+    pub fn repair_vip_index(&mut self, index: u32) -> Result<(), MapsError> {
+        self.change_vip_index(|slots, maps| slots.repair(maps, index))
     }
-    Ok(())
-}
 
-fn write_slot(maps: &mut Maps, index: u32, from: VipSlot, to: VipSlot) -> Result<(), MapsError> {
-    if from == to {
-        return Ok(());
+    /// Returns the used elements of `VIP_INDEX`, as last written.
+    pub fn written_vip_index(&self) -> &BTreeMap<u32, VipSlot> {
+        self.indices.vips.as_ref().map_or(const { &BTreeMap::new() }, WrittenArray::elements)
     }
-    steps(from, to).into_iter().try_for_each(|step| maps.vip_index.write(index, step))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixture::Fixture;
+    use vipmux_plan::Step;
 
     fn vip(id: u32) -> VipValue {
         VipValue { id, flags: VIP_ALL_PORTS | 1, interfaces: 5, vlan: 7, epoch: 9 }
@@ -184,7 +157,7 @@ mod tests {
         let maps = &mut fixture.maps;
         let [a, b, alone] = addresses();
         let single_ports = |id| VipValue { flags: 0, ..vip(id) };
-        let (mut vips, mut index) = (BTreeMap::new(), VipIndex::read(maps).unwrap());
+        let mut vips = BTreeMap::new();
         for (address, value, is_crowded) in [
             (a, Some(vip(1)), false),
             (alone, Some(vip(3)), false),
@@ -200,16 +173,16 @@ mod tests {
                 Some(value) => drop(vips.insert(address, value)),
                 None => drop(vips.remove(&address)),
             }
-            index.follow(maps, address, value.as_ref()).unwrap();
+            maps.apply(&Step::Vip(address, value)).unwrap();
             let wanted = slots(&vips);
             assert_eq!(wanted.get(&hash::vip(&address)) == Some(&CROWDED), is_crowded);
             let found = maps.vip_index.read().unwrap();
-            assert_eq!(found, *index.slots());
+            assert_eq!(found, *maps.written_vip_index());
             let right = |(i, slot): (&u32, &VipSlot)| *slot == CROWDED || wanted.get(i) == Some(slot);
             assert!(found.iter().all(right) && wanted.keys().all(|i| found.contains_key(i)), "{found:?} {wanted:?}");
         }
-        assert_eq!(index.slots().values().copied().collect::<Vec<_>>(), [CROWDED]);
-        index.renew(maps, &vips).unwrap();
+        assert_eq!(maps.written_vip_index().values().copied().collect::<Vec<_>>(), [CROWDED]);
+        maps.renew_vip_index(&vips).unwrap();
         assert_eq!(maps.vip_index.read().unwrap(), BTreeMap::new());
     }
 
@@ -222,13 +195,12 @@ mod tests {
         for (address, value) in &all {
             maps.vips.insert(address, value, 0).unwrap();
         }
-        VipIndex::rebuild(maps).unwrap();
+        maps.rebuild_vip_index().unwrap();
         assert_eq!(maps.vip_index.read().unwrap(), slots(&all));
-        let index = VipIndex::read(maps).unwrap();
         maps.vip_index.set(hash::vip(&a), VipSlot { id: 9, ..CROWDED }, 0).unwrap();
         maps.vip_index.set(7, CROWDED, 0).unwrap();
         for slot in [hash::vip(&a), 7] {
-            index.repair(maps, slot).unwrap();
+            maps.repair_vip_index(slot).unwrap();
         }
         assert_eq!(maps.vip_index.read().unwrap(), slots(&all));
     }

@@ -25,8 +25,6 @@ use crate::{
 use vipmux_datapath::{
     bpf::{
         maps::Maps,
-        service_index::ServiceIndex,
-        vip_index::VipIndex,
         xdp::{Buffers, load_xdp},
     },
     fixture,
@@ -201,7 +199,7 @@ fn a_lookup_says_what_the_program_does() {
     cluster.add_sctp();
     // The program uses this machine's clock.
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX, ..Fence::default() }, 0).unwrap();
-    VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
+    cluster.fixture.maps.rebuild_vip_index().unwrap();
     cluster.fixture.maps.rebuild_backend_indices().unwrap();
     // More than this test needs: a lookup does not know the rate limit.
     let config = cluster.fixture.maps.read_config().unwrap();
@@ -217,7 +215,7 @@ fn a_lookup_says_what_the_program_does() {
         change(&mut backend);
         maps.backends.set(index, backend, 0).unwrap();
     };
-    ServiceIndex::rebuild(written).unwrap();
+    written.rebuild_service_index().unwrap();
     seen.extend(compare(program, &maps, "with copies of Services"));
     let services = written.read_services().unwrap();
     let (key, value) = services.iter().find(|(key, _)| key.port == 81_u16.to_be()).unwrap();
@@ -227,7 +225,7 @@ fn a_lookup_says_what_the_program_does() {
     seen.extend(compare(program, &maps, "with a copy that differs from its entry"));
     let found = walk(&maps, &Clock::now(HZ).unwrap(), &request(6000, 81, Protocol::Tcp)).unwrap();
     assert!(found.steps.iter().any(|step| step.finding.contains("differs from SERVICES")), "{:#?}", found.steps);
-    ServiceIndex::rebuild(written).unwrap();
+    written.rebuild_service_index().unwrap();
     change(written, 0, |backend| backend.flags &= !BACKEND_READY);
     seen.extend(compare(program, &maps, "with a draining backend"));
     change(written, 1, |backend| backend.generation += 50);
@@ -291,7 +289,7 @@ fn programs_of_two_agents_tell_each_other_which_vip_a_packet_is_for() {
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.add_ipv6();
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX, ..Fence::default() }, 0).unwrap();
-    VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
+    cluster.fixture.maps.rebuild_vip_index().unwrap();
     cluster.fixture.maps.rebuild_backend_indices().unwrap();
     let maps = cluster.maps();
     let mut later = fixture::load(&cluster.fixture.pins);

@@ -9,10 +9,7 @@ use std::{
     time::Duration,
 };
 
-use vipmux_common::{
-    abi::{self, Address, Config, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED},
-    service_index::IndexedService,
-};
+use vipmux_common::abi::{self, Address, Config, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED};
 
 pub(crate) use self::map_writer::entries;
 use self::{
@@ -110,26 +107,6 @@ impl Kernel {
         }
         let led = self.maps.read_vips()?.into_iter().filter(|(_, vip)| vip.flags & VIP_LEADING != 0);
         Ok(led.map(|(address, _)| Vip::new(address.into())).collect())
-    }
-
-    /// Writes an element of `SERVICE_INDEX` again.
-    pub(crate) fn repair_service_index(&mut self, index: u32) -> Result<(), MapsError> {
-        self.mirror.repair_service_index(&mut self.maps, index)
-    }
-
-    /// Returns `SERVICE_INDEX`, as last written.
-    pub(crate) fn service_index(&self) -> &BTreeMap<u32, IndexedService> {
-        self.mirror.service_index()
-    }
-
-    /// Writes an element of `VIP_INDEX` again.
-    pub(crate) fn repair_vip_index(&mut self, index: u32) -> Result<(), MapsError> {
-        self.mirror.repair_vip_index(&mut self.maps, index)
-    }
-
-    /// Returns `VIP_INDEX`, as last written.
-    pub(crate) fn vip_index(&self) -> &BTreeMap<u32, abi::VipSlot> {
-        self.mirror.vip_index()
     }
 
     /// Returns the bits of the ports where the XDP program ran since the last call.

@@ -300,12 +300,12 @@ fn differences(serving: &Serving, links: &LinkKernel, reading: &KernelSnapshot) 
         let maps = serving.kernel.observed().differences(entries).into_iter();
         found.extend(maps.map(|difference| (ReportedDifference::from(&difference), Repair::Map(difference))));
         found.extend(array_differences("INTERFACES", links.interfaces(), interfaces, Repair::Interface));
-        found.extend(array_differences("VIP_INDEX", serving.kernel.vip_index(), vip_index, |index, _| {
+        let maps = &serving.kernel.maps;
+        found.extend(array_differences("VIP_INDEX", maps.written_vip_index(), vip_index, |index, _| {
             Repair::VipIndex(index)
         }));
-        let wanted = serving.kernel.service_index();
+        let wanted = maps.written_service_index();
         found.extend(array_differences("SERVICE_INDEX", wanted, service_index, |index, _| Repair::ServiceIndex(index)));
-        let maps = &serving.kernel.maps;
         for (name, wanted, read) in [
             ("LOCAL_PORTS", maps.written_local_ports(), local_ports),
             ("BACKEND_NODES", maps.written_backend_nodes(*backends), backend_nodes),
@@ -331,8 +331,8 @@ fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
     match repair {
         Repair::Map(difference) => kernel.correct(difference)?,
         Repair::Interface(ifindex, wanted) => links.write_interface(*ifindex, *wanted)?,
-        Repair::VipIndex(index) => kernel.repair_vip_index(*index)?,
-        Repair::ServiceIndex(index) => kernel.repair_service_index(*index)?,
+        Repair::VipIndex(index) => kernel.maps.repair_vip_index(*index)?,
+        Repair::ServiceIndex(index) => kernel.maps.repair_service_index(*index)?,
         Repair::BackendIndices => kernel.maps.rebuild_backend_indices()?,
         Repair::MapPin(name, id) => links.restore_map(name, *id)?,
         Repair::ProgramPin => links.programs.pin().map_err(KernelError::from)?,

@@ -11,19 +11,27 @@ use vipmux_common::{
     backend_nodes, hash,
 };
 
-use super::{Maps, MapsError};
+use super::{Maps, MapsError, written_array::WrittenArray};
 
 const BITS: u32 = u64::BITS;
 
 /// What was last written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct BackendIndices {
-    /// The number of backends on each bit in use.
-    ports: BTreeMap<u32, u32>,
-    /// The used elements.
-    nodes: BTreeMap<u32, u64>,
+    /// `LOCAL_PORTS`.
+    ports: WrittenArray<u64>,
+    /// `BACKEND_NODES`.
+    nodes: WrittenArray<u64>,
+    /// The number of backends on each bit of `LOCAL_PORTS` in use.
+    users: BTreeMap<u32, u32>,
     /// The local backends by index, those that are gone too.
     local: BTreeMap<u32, Backend>,
+}
+
+impl Default for BackendIndices {
+    fn default() -> Self {
+        Self::new(BTreeMap::new(), BTreeMap::new())
+    }
 }
 
 fn bit(backend: &Backend) -> Option<u32> {
@@ -50,22 +58,26 @@ pub fn nodes(backends: &[Backend]) -> Vec<u64> {
 }
 
 impl BackendIndices {
+    fn new(ports: BTreeMap<u32, u64>, nodes: BTreeMap<u32, u64>) -> Self {
+        Self {
+            ports: WrittenArray::new(ports, Maps::write_local_ports),
+            nodes: WrittenArray::new(nodes, Maps::write_backend_nodes),
+            users: BTreeMap::new(),
+            local: BTreeMap::new(),
+        }
+    }
+
     /// Makes the maps fit all backends in `BACKENDS`, those that are gone too.
     pub(super) fn rebuild(maps: &mut Maps) -> Result<Self, MapsError> {
         let backends = maps.backends.elements(0, maps.backends.len())?;
-        for (index, element) in (0..).zip(local_ports(&backends)) {
-            maps.set_local_ports(index, element)?;
-        }
-        let mut indices = Self::default();
-        for (index, element) in (0..).zip(nodes(&backends)) {
-            maps.set_backend_nodes(index, element)?;
-            if element != 0 {
-                indices.nodes.insert(index, element);
-            }
-        }
+        let [ports, nodes] = [local_ports(&backends), nodes(&backends)].map(|elements| (0..).zip(elements));
+        ports.clone().try_for_each(|(index, element)| maps.write_local_ports(index, None, element))?;
+        nodes.clone().try_for_each(|(index, element)| maps.write_backend_nodes(index, None, element))?;
+        let used = |(_, element): &(u32, u64)| *element != 0;
+        let mut indices = Self::new(ports.filter(used).collect(), nodes.filter(used).collect());
         for (index, backend) in (0..).zip(backends) {
             let Some(bit) = bit(&backend) else { continue };
-            *indices.ports.entry(bit).or_default() += 1;
+            *indices.users.entry(bit).or_default() += 1;
             indices.local.insert(index, backend);
         }
         Ok(indices)
@@ -77,60 +89,39 @@ impl BackendIndices {
     }
 
     /// Returns the used elements of `LOCAL_PORTS`.
-    pub(super) fn local_ports(&self) -> BTreeMap<u32, u64> {
-        let mut elements = BTreeMap::new();
-        for bit in self.ports.keys() {
-            *elements.entry(bit / BITS).or_default() |= 1 << (bit % BITS);
-        }
-        elements
+    pub(super) fn local_ports(&self) -> &BTreeMap<u32, u64> {
+        self.ports.elements()
     }
 
     /// Returns the used elements of `BACKEND_NODES`.
     pub(super) fn nodes(&self) -> &BTreeMap<u32, u64> {
-        &self.nodes
+        self.nodes.elements()
     }
 
     /// Adds a backend. Call it before the backend is written.
     pub(super) fn add(&mut self, maps: &mut Maps, index: u32, backend: &Backend) -> Result<(), MapsError> {
         let element = backend_nodes::element(index);
-        let before = self.nodes.get(&element).copied().unwrap_or_default();
-        let after = backend_nodes::with(before, index, backend);
-        if after != before {
-            maps.set_backend_nodes(element, after)?;
-        }
-        if after == 0 {
-            self.nodes.remove(&element)
-        } else {
-            self.nodes.insert(element, after)
-        };
+        self.nodes.set(maps, element, backend_nodes::with(self.nodes.get(element), index, backend))?;
         let Some(bit) = bit(backend) else {
             self.local.remove(&index);
             return Ok(());
         };
         self.local.insert(index, *backend);
-        let count = self.ports.entry(bit).or_default();
-        *count += 1;
-        if *count == 1 { self.write(maps, bit) } else { Ok(()) }
+        *self.users.entry(bit).or_default() += 1;
+        self.ports.set(maps, bit / BITS, self.ports.get(bit / BITS) | 1 << (bit % BITS))
     }
 
     /// Removes a backend, if no other one has its bit. Call it after the backend was overwritten.
     pub(super) fn remove(&mut self, maps: &mut Maps, backend: &Backend) -> Result<(), MapsError> {
         let Some(bit) = bit(backend) else { return Ok(()) };
-        match self.ports.get_mut(&bit) {
+        match self.users.get_mut(&bit) {
             Some(count) if *count > 1 => *count -= 1,
             Some(_) => {
-                self.ports.remove(&bit);
-                return self.write(maps, bit);
+                self.users.remove(&bit);
+                return self.ports.set(maps, bit / BITS, self.ports.get(bit / BITS) & !(1 << (bit % BITS)));
             }
             None => {}
         }
         Ok(())
-    }
-
-    /// Writes the element of a bit.
-    fn write(&self, maps: &mut Maps, bit: u32) -> Result<(), MapsError> {
-        let first = bit / BITS * BITS;
-        let bits = self.ports.range(first..first + BITS).fold(0, |bits, (bit, _)| bits | 1 << (bit - first));
-        maps.set_local_ports(bit / BITS, bits)
     }
 }

@@ -34,40 +34,36 @@ impl Maps {
     /// Writes an element of `BACKENDS`. A local backend that goes stays known to the replies of its
     /// flows.
     pub(in crate::bpf) fn write_backend(&mut self, index: u32, value: Backend) -> Result<(), MapsError> {
-        let mut indices = match self.backend_indices.take() {
-            Some(indices) => indices,
-            None => BackendIndices::rebuild(self)?,
-        };
-        let before = indices.local(index);
-        let value = match before {
-            Some(before) if value.generation == 0 => Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..before },
-            _ => value,
-        };
-        let mut write = || {
-            indices.add(self, index, &value)?;
-            self.backends.write(index, value)?;
-            before.map_or(Ok(()), |before| indices.remove(self, &before))
-        };
-        let written = write();
-        // After an error they are read again.
-        self.backend_indices = written.is_ok().then_some(indices);
-        written
+        self.change_index(
+            |indices| &mut indices.backends,
+            BackendIndices::rebuild,
+            |indices, maps| {
+                let before = indices.local(index);
+                let value = match before {
+                    Some(before) if value.generation == 0 => Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..before },
+                    _ => value,
+                };
+                indices.add(maps, index, &value)?;
+                maps.backends.write(index, value)?;
+                before.map_or(Ok(()), |before| indices.remove(maps, &before))
+            },
+        )
     }
 
     /// Notes that these maps are new: `LOCAL_PORTS` and `BACKEND_NODES` are empty.
     pub(in crate::bpf) fn begin_backend_indices(&mut self) {
-        self.backend_indices = Some(BackendIndices::default());
+        self.indices.backends = Some(BackendIndices::default());
     }
 
     /// Makes `LOCAL_PORTS` and `BACKEND_NODES` again.
     pub fn rebuild_backend_indices(&mut self) -> Result<(), MapsError> {
-        self.backend_indices = Some(BackendIndices::rebuild(self)?);
+        self.indices.backends = Some(BackendIndices::rebuild(self)?);
         Ok(())
     }
 
     /// Returns the used elements of `LOCAL_PORTS`, as last written.
     pub fn written_local_ports(&self) -> BTreeMap<u32, u64> {
-        self.backend_indices.as_ref().map(BackendIndices::local_ports).unwrap_or_default()
+        self.indices.backends.as_ref().map(BackendIndices::local_ports).cloned().unwrap_or_default()
     }
 
     /// Returns the used elements of `BACKEND_NODES` for the first `count` backends.
@@ -77,16 +73,16 @@ impl Maps {
 
     /// Returns the same, as last written.
     pub fn written_backend_nodes(&self, count: u32) -> BTreeMap<u32, u64> {
-        let nodes = self.backend_indices.as_ref().map(|indices| indices.nodes().range(..node_elements(count)));
+        let nodes = self.indices.backends.as_ref().map(|indices| indices.nodes().range(..node_elements(count)));
         nodes.into_iter().flatten().map(|(element, nodes)| (*element, *nodes)).collect()
     }
 
-    pub(in crate::bpf) fn set_local_ports(&mut self, element: u32, bits: u64) -> Result<(), MapsError> {
+    pub(super) fn write_local_ports(&mut self, element: u32, _: Option<u64>, bits: u64) -> Result<(), MapsError> {
         store(mapped(&mut self.local_ports_mapping, &self.local_ports)?, element, bits);
         Ok(())
     }
 
-    pub(in crate::bpf) fn set_backend_nodes(&mut self, element: u32, nodes: u64) -> Result<(), MapsError> {
+    pub(super) fn write_backend_nodes(&mut self, element: u32, _: Option<u64>, nodes: u64) -> Result<(), MapsError> {
         store(mapped(&mut self.backend_nodes_mapping, &self.backend_nodes)?, element, nodes);
         Ok(())
     }

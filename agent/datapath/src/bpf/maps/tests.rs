@@ -284,7 +284,7 @@ fn the_nodes_of_backends_follow_them() {
         maps.apply(&Step::Backend(index, Backend::default())).unwrap();
     }
     assert_eq!(nodes(maps, [0, 1, 2, 9]), [None, None, Some(0), None], "the one that is left stays");
-    maps.set_backend_nodes(0, 77).unwrap();
+    maps.backend_nodes.write(0, 77).unwrap();
     maps.rebuild_backend_indices().unwrap();
     assert_eq!(nodes(maps, [0, 1, 2, 9]), [None, None, Some(0), None], "made again");
 }

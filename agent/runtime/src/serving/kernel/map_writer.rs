@@ -1,19 +1,12 @@
 //! Mirrors the maps as this agent last wrote them, so that plans and checks need not read them.
 
-use std::collections::BTreeMap;
-
-use vipmux_common::{
-    abi::{self, Address},
-    service_index::IndexedService,
-};
+use vipmux_common::abi::{self, Address};
 
 use super::boottime;
 use crate::serving::kernel_error::KernelError;
 use vipmux_datapath::bpf::{
     jiffies,
     maps::{Maps, MapsError},
-    service_index::ServiceIndex,
-    vip_index::VipIndex,
 };
 use vipmux_model::{ServiceName, desired::Desired};
 use vipmux_plan as plan;
@@ -22,8 +15,6 @@ use vipmux_plan::{Capacities, EntryDifference, MapEntries, Observed, Plan, Step}
 /// The maps, as last written. Each method that writes changes the maps and the mirror together.
 pub(super) struct MapWriter {
     observed: Observed,
-    vip_index: VipIndex,
-    service_index: ServiceIndex,
     /// Entries were corrected since the indices last had exactly those of their maps.
     corrected: bool,
     writes: u64,
@@ -33,23 +24,12 @@ impl MapWriter {
     /// Reads the maps, which an earlier agent may have filled.
     pub(super) fn read(maps: &Maps) -> Result<Self, MapsError> {
         let observed = Observed::from_entries(Capacities::default(), entries(maps, maps.backends.len())?);
-        let (vip_index, service_index) = (VipIndex::read(maps)?, ServiceIndex::read(maps)?);
-        Ok(Self { observed, vip_index, service_index, corrected: false, writes: 0 })
+        Ok(Self { observed, corrected: false, writes: 0 })
     }
 
     /// Returns the maps that plans are about.
     pub(super) fn observed(&self) -> &Observed {
         &self.observed
-    }
-
-    /// Returns `VIP_INDEX`.
-    pub(super) fn vip_index(&self) -> &BTreeMap<u32, abi::VipSlot> {
-        self.vip_index.slots()
-    }
-
-    /// Returns `SERVICE_INDEX`.
-    pub(super) fn service_index(&self) -> &BTreeMap<u32, IndexedService> {
-        self.service_index.elements()
     }
 
     /// Returns the number of writes.
@@ -73,11 +53,6 @@ impl MapWriter {
     pub(super) fn execute(&mut self, maps: &mut Maps, step: &Step) -> Result<(), KernelError> {
         self.count_write();
         maps.apply(step)?;
-        match step {
-            Step::Vip(address, value) => self.vip_index.follow(maps, *address, value.as_ref())?,
-            Step::Service(key, value) => self.service_index.follow(maps, *key, value.as_ref())?,
-            _ => {}
-        }
         self.observed.record(step, boottime()?);
         if step.is_removal() { self.note_removal(maps) } else { Ok(()) }
     }
@@ -99,10 +74,10 @@ impl MapWriter {
     pub(super) fn finish(&mut self, maps: &mut Maps, desired: &Desired, plan: &Plan) -> Result<(), MapsError> {
         if self.corrected || plan.steps.iter().any(|step| matches!(step, Step::Vip(_, None))) {
             self.count_write();
-            self.vip_index.renew(maps, self.observed.vips())?;
+            maps.renew_vip_index(self.observed.vips())?;
         }
         if self.corrected {
-            self.service_index.renew(maps, self.observed.services())?;
+            maps.renew_service_index(self.observed.services())?;
             self.corrected = false;
         }
         if plan.refused.is_empty() {
@@ -123,18 +98,6 @@ impl MapWriter {
     pub(super) fn refresh_vip(&mut self, address: Address, value: abi::VipValue) {
         self.count_write();
         self.observed.refresh_vip(address, value);
-    }
-
-    /// Writes an element of `VIP_INDEX` again.
-    pub(super) fn repair_vip_index(&mut self, maps: &mut Maps, index: u32) -> Result<(), MapsError> {
-        self.count_write();
-        self.vip_index.repair(maps, index)
-    }
-
-    /// Writes an element of `SERVICE_INDEX` again.
-    pub(super) fn repair_service_index(&mut self, maps: &mut Maps, index: u32) -> Result<(), MapsError> {
-        self.count_write();
-        self.service_index.repair(maps, index)
     }
 }
 
