@@ -1,11 +1,10 @@
 //! Looks up single entries of the maps, like the XDP program.
 
 use aya::maps::lpm_trie::Key;
-use vipmux_common::abi::{
-    Address, AffinityKey, AffinityValue, Backend, FlowKey, FlowRecord, Mac, Node, Range, ServiceKey, ServiceState,
-    ServiceValue, node_element,
+use vipmux_common::{
+    abi::{Address, Node, Range, ServiceKey, ServiceValue, node_element},
+    table,
 };
-use vipmux_common::table;
 
 use vipmux_datapath::bpf::maps::{Maps, MapsError};
 use vipmux_model::ServiceName;
@@ -14,20 +13,10 @@ use vipmux_model::ServiceName;
 pub(super) struct LookupMaps<'maps>(pub(super) &'maps Maps);
 
 impl LookupMaps<'_> {
-    /// Looks up an entry of `SERVICES`.
-    pub(super) fn service(&self, key: ServiceKey) -> Result<Option<ServiceValue>, MapsError> {
-        self.0.services.look_up(&key)
-    }
-
     /// Looks up the copy of an entry of `SERVICES` in `SERVICE_INDEX`, where the program looks first.
     pub(super) fn service_copy(&self, key: ServiceKey) -> Result<Option<ServiceValue>, MapsError> {
         let element = self.0.service_index.look_up(key.index())?;
         Ok(element.and_then(|element| element.value(key)))
-    }
-
-    /// Looks up an entry of `SERVICE_STATES`.
-    pub(super) fn service_state(&self, slot: u32) -> Result<Option<ServiceState>, MapsError> {
-        self.0.service_states.look_up(slot)
     }
 
     /// Looks up an owner in `SERVICE_NAMES`; `None`: the slot is free.
@@ -43,11 +32,6 @@ impl LookupMaps<'_> {
         Ok(element.map(|element| table::get(element, slot)))
     }
 
-    /// Looks up an entry of `BACKENDS`.
-    pub(super) fn backend(&self, index: u32) -> Result<Option<Backend>, MapsError> {
-        self.0.backends.look_up(index)
-    }
-
     /// Looks up a node, and the path to it for a VIP with these flags.
     pub(super) fn node(&self, index: u32, vip_flags: u32) -> Result<Option<Node>, MapsError> {
         self.0.nodes.look_up(node_element(vip_flags, index))
@@ -57,21 +41,6 @@ impl LookupMaps<'_> {
     pub(super) fn node_name(&self, index: u32) -> Result<Option<String>, MapsError> {
         let label = self.0.node_names.look_up(index)?;
         Ok(label.map(|label| label.to_string()).filter(|name| !name.is_empty()))
-    }
-
-    /// Returns the value of `PEERS`.
-    pub(super) fn peer(&self, mac: Mac) -> Result<Option<u32>, MapsError> {
-        self.0.peers.look_up(&mac)
-    }
-
-    /// Looks up a flow's record.
-    pub(super) fn flow(&self, key: &FlowKey) -> Result<Option<FlowRecord>, MapsError> {
-        Ok(self.0.flow_table()?.find(key))
-    }
-
-    /// Looks up an entry of `AFFINITY`.
-    pub(super) fn affinity(&self, key: &AffinityKey) -> Result<Option<AffinityValue>, MapsError> {
-        self.0.affinity.look_up(key)
     }
 
     /// Returns whether a prefix of the set in `SOURCE_RANGES` contains the address.

@@ -148,7 +148,7 @@ impl Walk<'_> {
         let service = if recorded.is_none() { self.service(&key, &vip)? } else { None };
         let slot = recorded.map(|(_, slot)| slot).or(service.map(|service| service.slot));
         let slot = slot.ok_or(DropReason::NoService)?;
-        let state = self.entries.service_state(slot)?.unwrap_or_default();
+        let state = self.maps.service_states.look_up(slot)?.unwrap_or_default();
         if !self.is_admitted(&state)? {
             return Err(DropReason::SourceRange.into());
         }
@@ -208,7 +208,7 @@ impl Walk<'_> {
     }
 
     fn target(&self, index: u32) -> Result<Option<IndexedBackend>, MapsError> {
-        Ok(self.entries.backend(index)?.map(|backend| IndexedBackend { index, backend }))
+        Ok(self.maps.backends.look_up(index)?.map(|backend| IndexedBackend { index, backend }))
     }
 
     fn endpoint(&self, target: &IndexedBackend) -> Result<LookupEndpoint, MapsError> {
@@ -222,7 +222,7 @@ impl Walk<'_> {
 
     fn unclaimed(&self, reason: DropReason) -> Result<LookupOutcome, MapsError> {
         let sent_on = match self.request.source {
-            FrameSource::Mac(mac) => self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0),
+            FrameSource::Mac(mac) => self.maps.peers.look_up(&mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0),
             FrameSource::Client | FrameSource::Peer => false,
         };
         Ok(match self.config.unclaimed {
@@ -237,7 +237,7 @@ impl Walk<'_> {
         Ok(match self.request.source {
             FrameSource::Client => false,
             FrameSource::Peer => true,
-            FrameSource::Mac(mac) => self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER != 0),
+            FrameSource::Mac(mac) => self.maps.peers.look_up(&mac)?.is_some_and(|peer| peer & PEER_HANDOVER != 0),
         })
     }
 
@@ -245,7 +245,7 @@ impl Walk<'_> {
     /// for too long.
     fn may_be_handed_over(&self, entered: Interface) -> Result<bool, MapsError> {
         let FrameSource::Mac(mac) = self.request.source else { return self.is_handed_over() };
-        let is_node = || Ok(self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0));
+        let is_node = || Ok(self.maps.peers.look_up(&mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0));
         Ok(self.is_handed_over()? || entered.flags & INTERFACE_OWN_MAC != 0 && is_node()?)
     }
 
@@ -272,11 +272,11 @@ impl Walk<'_> {
 
     /// Returns the backend of a valid flow record, and the Service's slot.
     fn recorded(&mut self, key: &FlowKey, entered: Interface) -> Result<Option<(IndexedBackend, u32)>, WalkError> {
-        let Some(flow) = self.entries.flow(key)? else {
+        let Some(flow) = self.maps.flow_table()?.find(key) else {
             self.note("flow", "no record");
             return Ok(None);
         };
-        let (target, state) = (self.target(flow.backend)?, self.entries.service_state(flow.slot)?);
+        let (target, state) = (self.target(flow.backend)?, self.maps.service_states.look_up(flow.slot)?);
         let vouched = freshness::is_vouched(&flow, self.entries.node(flow.node.into(), self.vip_flags)?.as_ref());
         let backend = target.as_ref().map(|target| &target.backend);
         if let Some(why) = freshness::stale(&flow, vouched, backend, state.as_ref(), &self.config, self.clock) {
@@ -344,14 +344,14 @@ impl Walk<'_> {
     fn service(&mut self, key: &FlowKey, vip: &VipValue) -> Result<Option<ServiceValue>, MapsError> {
         let (port, protocol) = (self.request.vip.port(), self.request.protocol);
         let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: protocol.number(), padding: 0 };
-        let (copy, entry) = (self.entries.service_copy(claim)?, self.entries.service(claim)?);
+        let (copy, entry) = (self.entries.service_copy(claim)?, self.maps.services.look_up(&claim)?);
         let mut found = copy.or(entry);
         let mut what = format!("port {port}/{protocol}");
         if copy.is_some() && copy != entry {
             what += ", by a copy in SERVICE_INDEX that differs from SERVICES";
         }
         if found.is_none() && vip.flags & VIP_ALL_PORTS != 0 {
-            found = self.entries.service(ServiceKey { port: 0, ..claim })?;
+            found = self.maps.services.look_up(&ServiceKey { port: 0, ..claim })?;
             what = format!("every {protocol} port");
         }
         match &found {
@@ -388,7 +388,7 @@ impl Walk<'_> {
             return Ok(None);
         }
         let key = AffinityKey { client: key.client, slot: service.slot, generation: service.generation };
-        let remembered = self.entries.affinity(&key)?.filter(|value| value.tag == hash::affinity(&key));
+        let remembered = self.maps.affinity.look_up(&key)?.filter(|value| value.tag == hash::affinity(&key));
         let Some(value) = remembered else {
             self.note("affinity", "the client is not remembered");
             return Ok(None);
@@ -523,7 +523,7 @@ impl Walk<'_> {
             let is_same = other.backend.is_of(flow.backend_generation)
                 && other.backend.address == target.backend.address
                 && port(&other.backend, flow.vip_port) == port(&target.backend, key.vip_port);
-            let Some(state) = self.entries.service_state(flow.slot)? else { continue };
+            let Some(state) = self.maps.service_states.look_up(flow.slot)? else { continue };
             let is_live =
                 !freshness::is_closed(&flow) && freshness::translates(&flow, Some(&state), &self.config, self.clock);
             if is_same && is_live && flow.key() != *key {
