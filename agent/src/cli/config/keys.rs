@@ -214,12 +214,16 @@ impl ValueKind {
             TypeId::of::<i64>(),
         ];
         let has_words = |values: Vec<PossibleValue>| !values.is_empty();
-        match () {
-            () if parses(&[TypeId::of::<bool>()]) => Self::Boolean,
-            () if parses(&integers) => Self::Integer,
-            () if parses(&[TypeId::of::<Duration>()]) => Self::Time,
-            () if has_words(arg.get_possible_values()) => Self::Word,
-            () => Self::Text,
+        if parses(&[TypeId::of::<bool>()]) {
+            Self::Boolean
+        } else if parses(&integers) {
+            Self::Integer
+        } else if parses(&[TypeId::of::<Duration>()]) {
+            Self::Time
+        } else if has_words(arg.get_possible_values()) {
+            Self::Word
+        } else {
+            Self::Text
         }
     }
 

@@ -28,10 +28,10 @@ pub(super) fn split(text: &str) -> Vec<YamlDocument<'_>> {
         let end = offset + line.len();
         // The cut is before this line for `---`, which belongs to what follows, and after it for
         // `...`.
-        let cut = match () {
-            () if is_marker(line, "---") => Some((offset, number)),
-            () if is_marker(line, "...") => Some((end, number + 1)),
-            () => None,
+        let cut = if is_marker(line, "---") {
+            Some((offset, number))
+        } else {
+            is_marker(line, "...").then_some((end, number + 1))
         };
         if let Some((cut, cut_line)) = cut {
             documents.extend(content.map(|content| (start_line, content, &text[start..cut])));
@@ -66,11 +66,7 @@ fn is_marker(line: &str, marker: &str) -> bool {
 /// Returns whether a line has anything but blanks, a comment, a marker or a directive.
 fn has_content(line: &str) -> bool {
     let line = line.strip_prefix('\u{feff}').unwrap_or(line);
-    let rest = match () {
-        () if is_marker(line, "---") || is_marker(line, "...") => &line[3..],
-        () => line,
-    };
-    let rest = rest.trim();
+    let rest = if is_marker(line, "---") || is_marker(line, "...") { &line[3..] } else { line }.trim();
     !(rest.is_empty() || rest.starts_with('#') || line.starts_with('%'))
 }
 

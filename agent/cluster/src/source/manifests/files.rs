@@ -182,17 +182,17 @@ impl DirectoryWalker<'_> {
             return self.listing.unlisted.push(path);
         }
         let looped = self.ancestors.contains(&(metadata.dev(), metadata.ino()));
-        let listed = match () {
-            () if looped => Err("the directory leads back to one that it is in".to_owned()),
-            () if self.ancestors.len() > MAX_DEPTH => Err(format!("more than {MAX_DEPTH} directories deep")),
-            () => match self.list(&path) {
-                // It went since its parent was listed.
-                Err(error) if is_gone(&error) => Ok(()),
-                listed => listed.map_err(|error| format!("cannot list the directory: {error}")),
-            },
-        };
-        if let Err(message) = listed {
-            self.leave_unlisted(path, message);
+        if looped {
+            return self.leave_unlisted(path, "the directory leads back to one that it is in".to_owned());
+        }
+        if self.ancestors.len() > MAX_DEPTH {
+            return self.leave_unlisted(path, format!("more than {MAX_DEPTH} directories deep"));
+        }
+        // A directory may go after its parent was listed.
+        if let Err(error) = self.list(&path)
+            && !is_gone(&error)
+        {
+            self.leave_unlisted(path, format!("cannot list the directory: {error}"));
         }
     }
 
@@ -203,16 +203,14 @@ impl DirectoryWalker<'_> {
 
     fn file(&mut self, path: PathBuf, stamp: FileStamp) {
         let total = self.total.saturating_add(stamp.size.min(MAX_FILE_SIZE));
-        let what = match () {
-            () if self.listing.files.len() >= MAX_FILES => format!("more than {MAX_FILES} files"),
-            () if total > MAX_TOTAL_SIZE => format!("more than {} MiB in all files together", MAX_TOTAL_SIZE >> 20),
-            () => {
-                self.total = total;
-                self.listing.files.insert(path, stamp);
-                return;
-            }
-        };
-        self.leave_out(&path, &what);
+        if self.listing.files.len() >= MAX_FILES {
+            self.leave_out(&path, &format!("more than {MAX_FILES} files"));
+        } else if total > MAX_TOTAL_SIZE {
+            self.leave_out(&path, &format!("more than {} MiB in all files together", MAX_TOTAL_SIZE >> 20));
+        } else {
+            self.total = total;
+            self.listing.files.insert(path, stamp);
+        }
     }
 
     /// Reports a path beyond a limit. One path per limit is enough.
