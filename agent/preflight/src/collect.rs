@@ -62,7 +62,7 @@ pub async fn observe(options: &CheckOptions) -> Result<Observations, LinkError> 
     let veths = interfaces::veths(&links, &chosen);
     let details = interfaces::InterfaceDetails::read(&options.pin_path, &veths).await?;
     let loaded = others::LoadedAgent::read(&details.pins);
-    let firewall = firewall::observe();
+    let firewall = firewall::observe(options.gossip_port);
     let vips: BTreeSet<_> = read.vips.iter().chain(&loaded.vips).copied().collect();
     let others = Others {
         interfaces: links.iter().map(|interface| interface.name.clone()).collect(),
