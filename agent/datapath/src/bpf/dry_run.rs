@@ -50,7 +50,7 @@ impl ProgramDryRun {
         for (name, entries) in SMALL_MAPS.into_iter().chain([("FLOWS", FEW_SETS)]) {
             loader.map_max_entries(name, entries);
         }
-        let mut ebpf = loader.load(&object()).map_err(LoadError::Object)?;
+        let mut ebpf = loader.load(&object())?;
         load_xdp(&mut ebpf, Buffers::here())?;
         load_classifiers(&mut ebpf)?;
         Ok(Self(ebpf))

@@ -44,7 +44,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     for (name, entries) in sizes(flows) {
         loader.map_max_entries(name, entries);
     }
-    let mut ebpf = loader.load(&object()).map_err(LoadError::Object)?;
+    let mut ebpf = loader.load(&object())?;
     let buffers = Buffers::here();
     load_xdp(&mut ebpf, buffers)?;
     load_classifiers(&mut ebpf)?;

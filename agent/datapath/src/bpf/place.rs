@@ -3,18 +3,14 @@
 
 use std::{collections::BTreeMap, fmt, io};
 
-use aya::{
-    Ebpf,
-    maps::{MapError, ProgramArray},
-    programs::{ProgramError, ProgramFd, SchedClassifier},
-};
+use aya::{Ebpf, programs::SchedClassifier};
 use vipmux_common::abi::{CALL_EGRESS, CALL_INGRESS};
 
 use super::{
     clsact::{self, Filter},
     direction::Direction,
     pinned::PinnedObjects,
-    programs::{LoadError, Programs, attach_error, detach_pin, pin_link, program},
+    programs::{LoadError, Programs, attach_error, detach_pin, make_callable, pin_link, program},
     tcx,
     uninterrupted::uninterrupted,
 };
@@ -110,22 +106,10 @@ pub(super) fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), LoadError> {
     for direction in [Direction::Egress, Direction::Ingress] {
         let name = direction.kind().program();
         load_one(ebpf, name)?;
-        let callable = make_callable(ebpf, name, direction.call());
-        callable.map_err(|source| LoadError::Program { program: name, source })?;
+        make_callable(ebpf, "CLASSIFIERS", name, direction.call())?;
         load_one(ebpf, direction.stand_in())?;
     }
     Ok(())
-}
-
-/// Writes a classifier to the array from which its stand-in calls it.
-fn make_callable(ebpf: &mut Ebpf, name: &'static str, index: u32) -> Result<(), ProgramError> {
-    const ARRAY: &str = "CLASSIFIERS";
-    let program = ebpf.program(name).map(|program| program.fd()).transpose()?;
-    let file = program.map(ProgramFd::try_clone).transpose()?;
-    if let (Some(file), Some(array)) = (file, ebpf.map_mut(ARRAY)) {
-        return Ok(ProgramArray::try_from(array)?.set(index, &file, 0)?);
-    }
-    Err(MapError::InvalidName { name: ARRAY.to_owned() }.into())
 }
 
 fn load_one(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {

@@ -7,8 +7,9 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError,
+    maps::{MapError, ProgramArray},
     programs::{
-        ProgramError,
+        ProgramError, ProgramFd,
         links::{FdLink, LinkError},
     },
 };
@@ -18,7 +19,6 @@ use super::{
     maps::MapsError,
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
     unload,
-    xdp::XdpError,
 };
 
 /// The programs could not be loaded, pinned or attached.
@@ -46,17 +46,14 @@ pub enum LoadError {
     /// The kernel's JIT for arm64 compiles no such programs.
     #[error("on arm64, programs with both functions and tail calls need Linux 6.0 or later")]
     Arm64,
-    /// The kernel refused the object.
-    #[error("the kernel refused the BPF object")]
-    Object(#[source] EbpfError),
-    /// The object could not be read.
-    #[error("cannot read the BPF object")]
-    Parse(#[source] aya_obj::ParseError),
+    /// The object could not be read, or the kernel refused a map.
+    #[error("cannot load the BPF object")]
+    Object(#[from] EbpfError),
     /// The object does not contain a program.
     #[error("the BPF object has no program {0}")]
     NoProgram(&'static str),
-    /// The kernel refused a program.
-    #[error("the kernel refused the program {program}")]
+    /// The kernel refused a program, or its place in the array from which others call it.
+    #[error("cannot load the program {program}")]
     Program {
         /// Its name.
         program: &'static str,
@@ -64,9 +61,6 @@ pub enum LoadError {
         #[source]
         source: ProgramError,
     },
-    /// The kernel refused an XDP program.
-    #[error(transparent)]
-    Xdp(#[from] XdpError),
     /// The interface has another XDP program.
     #[error("{interface} already has an XDP program that is not vipmux's: remove it, or choose another interface")]
     Occupied {
@@ -156,6 +150,19 @@ where
 {
     let program = ebpf.program_mut(name).ok_or(LoadError::NoProgram(name))?;
     program.try_into().map_err(|source| LoadError::Program { program: name, source })
+}
+
+/// Writes a loaded program to the array from which others call it.
+pub(super) fn make_callable(ebpf: &mut Ebpf, array: &str, name: &'static str, index: u32) -> Result<(), LoadError> {
+    let mut write = || {
+        let program = ebpf.program(name).map(|program| program.fd()).transpose()?;
+        let file = program.map(ProgramFd::try_clone).transpose()?;
+        if let (Some(file), Some(array)) = (file, ebpf.map_mut(array)) {
+            return Ok(ProgramArray::try_from(array)?.set(index, &file, 0)?);
+        }
+        Err(MapError::InvalidName { name: array.to_owned() }.into())
+    };
+    write().map_err(|source| LoadError::Program { program: name, source })
 }
 
 /// Detaches a pinned link, if there is one, and removes its pin.

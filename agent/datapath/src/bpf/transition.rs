@@ -21,7 +21,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{Array, Map};
+use aya::{
+    EbpfError,
+    maps::{Array, Map},
+};
 use vipmux_common::abi::{self, ABI_VERSION, Config, FlowSecret, FlowSet};
 
 use super::{
@@ -259,7 +262,7 @@ fn copy_config(maps: &Path, next: &Path) -> Result<(), LoadError> {
 
 /// Returns the pinned maps whose layout or size differs from the object's, except `CONFIG`.
 fn changed(pins: &Pins, flows: u32) -> Result<Vec<&'static str>, LoadError> {
-    let object = aya_obj::Object::parse(OBJECT).map_err(LoadError::Parse)?;
+    let object = aya_obj::Object::parse(OBJECT).map_err(EbpfError::from)?;
     let mut changed = Vec::new();
     for name in Maps::NAMES.iter().copied().filter(|name| *name != CONFIG) {
         let Some(wanted) = object.maps.get(name_in_object(name)) else { continue };

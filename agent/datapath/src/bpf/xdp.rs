@@ -1,13 +1,13 @@
 //! Loads the XDP programs: one for the interfaces, and those that it calls for rarer packets.
 
-use aya::{
-    Ebpf,
-    maps::{MapError, ProgramArray},
-    programs::{ProgramError, Xdp},
-};
+use aya::{Ebpf, programs::Xdp};
 use vipmux_common::abi::{CALL_NEW, CALL_ODD, CALL_OTHER, CALLS};
 
-use super::{kernel_version::kernel_is, uninterrupted::uninterrupted};
+use super::{
+    kernel_version::kernel_is,
+    programs::{LoadError, make_callable, program},
+    uninterrupted::uninterrupted,
+};
 
 /// The largest MTU at which drivers run a program for packets in one buffer: a page, less its
 /// headroom, the Ethernet header and `struct skb_shared_info`.
@@ -21,33 +21,6 @@ pub enum Buffers {
     One,
     /// Frames in several buffers, so jumbo frames (`xdp.frags`, Linux 5.18).
     Several,
-}
-
-/// An XDP program cannot be loaded.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot load the program {program}")]
-pub struct XdpError {
-    /// The program's name.
-    pub program: &'static str,
-    /// The cause.
-    pub source: XdpCause,
-}
-
-/// The cause of an [`XdpError`].
-#[derive(Debug, thiserror::Error)]
-pub enum XdpCause {
-    /// The BPF object does not contain the program.
-    #[error("the BPF object does not contain it")]
-    Absent,
-    /// The verifier or the loader refused the program.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
-    /// The file descriptor could not be duplicated.
-    #[error(transparent)]
-    File(#[from] std::io::Error),
-    /// The program could not be written to the map of tail calls.
-    #[error(transparent)]
-    Map(#[from] MapError),
 }
 
 impl Buffers {
@@ -92,27 +65,18 @@ impl Buffers {
 }
 
 /// Loads the XDP programs of one layout, and writes them to their map of tail calls.
-pub fn load_xdp(ebpf: &mut Ebpf, buffers: Buffers) -> Result<(), XdpError> {
+pub fn load_xdp(ebpf: &mut Ebpf, buffers: Buffers) -> Result<(), LoadError> {
     let (map, called) = buffers.called();
-    let mut files = Vec::with_capacity(called.len());
-    for (program, index) in called {
-        let fail = |source: XdpCause| XdpError { program, source };
-        let loaded = load(ebpf, program).map_err(fail)?;
-        let file = loaded.fd().map_err(|error| fail(error.into()))?.try_clone();
-        files.push((program, index, file.map_err(|error| fail(error.into()))?));
+    for (name, _) in called {
+        load(ebpf, name)?;
     }
-    for (program, index, file) in files {
-        let fail = |source: XdpCause| XdpError { program, source };
-        let map = ebpf.map_mut(map).ok_or_else(|| fail(XdpCause::Absent))?;
-        let mut array = ProgramArray::try_from(map).map_err(|error| fail(error.into()))?;
-        array.set(index, &file, 0).map_err(|error| fail(error.into()))?;
+    for (name, index) in called {
+        make_callable(ebpf, map, name, index)?;
     }
-    let program = buffers.entry();
-    load(ebpf, program).map(drop).map_err(|source| XdpError { program, source })
+    load(ebpf, buffers.entry())
 }
 
-fn load<'a>(ebpf: &'a mut Ebpf, program: &str) -> Result<&'a Xdp, XdpCause> {
-    let xdp: &mut Xdp = ebpf.program_mut(program).ok_or(XdpCause::Absent)?.try_into()?;
-    uninterrupted(|| xdp.load())?;
-    Ok(xdp)
+fn load(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
+    let xdp: &mut Xdp = program(ebpf, name)?;
+    uninterrupted(|| xdp.load()).map_err(|source| LoadError::Program { program: name, source })
 }
