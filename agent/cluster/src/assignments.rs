@@ -65,10 +65,12 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// An error of `assignments.yaml`.
 #[derive(Debug, thiserror::Error)]
 pub enum AssignmentsError {
-    /// The file exists and cannot be read.
-    #[error("cannot read the assignments {}", path.display())]
-    Read {
-        /// The file.
+    /// The file or the lock beside it cannot be used. The file is as it was.
+    #[error("cannot {operation} {}", path.display())]
+    File {
+        /// The operation.
+        operation: &'static str,
+        /// The file or its lock.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -93,24 +95,10 @@ pub enum AssignmentsError {
         /// The version in the file.
         found: u32,
     },
-    /// The lock beside the file cannot be taken.
-    #[error("cannot lock {}", path.display())]
-    Lock {
-        /// The lock file.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The file cannot be written. It is as it was.
-    #[error("cannot write the assignments {}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
+}
+
+fn failed(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> AssignmentsError {
+    move |source| AssignmentsError::File { operation, path: path.to_owned(), source }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -172,7 +160,7 @@ fn by_address_with(key: Option<&SharingKey>) -> ByAddress {
 
 /// Returns the assignments in the file; `None`: there is no file.
 pub fn load(path: &Path) -> Result<Option<PreviousAssignments>, AssignmentsError> {
-    let read = |source| AssignmentsError::Read { path: path.to_owned(), source };
+    let read = failed("read the assignments", path);
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -180,7 +168,7 @@ pub fn load(path: &Path) -> Result<Option<PreviousAssignments>, AssignmentsError
     };
     let damaged = |message: String| AssignmentsError::Damaged { path: path.to_owned(), message };
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(read)?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(&read)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(damaged(format!("more than {MAX_BYTES} bytes")));
     }
@@ -216,7 +204,7 @@ pub fn update<T>(
     let present = load(path)?.unwrap_or_default();
     let (chosen, outcome) = decide(&present);
     if chosen != present {
-        write(path, &chosen).map_err(|source| AssignmentsError::Write { path: path.to_owned(), source })?;
+        write(path, &chosen).map_err(failed("write the assignments", path))?;
     }
     Ok(outcome)
 }
@@ -232,7 +220,7 @@ pub fn replace(
     if file_version(path) != seen {
         return Ok(None);
     }
-    write(path, holders).map_err(|source| AssignmentsError::Write { path: path.to_owned(), source })?;
+    write(path, holders).map_err(failed("write the assignments", path))?;
     Ok(file_version(path))
 }
 
@@ -301,10 +289,10 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// another one after each write.
 fn lock(path: &Path) -> Result<File, AssignmentsError> {
     let lock_path = beside(path, ".lock");
-    let failed = |source| AssignmentsError::Lock { path: lock_path.clone(), source };
-    fs::create_dir_all(parent_directory(path)).map_err(failed)?;
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(failed)?;
-    atomic_file::lock(&file, LOCK_TIMEOUT).map_err(failed)?;
+    let failed = failed("lock", &lock_path);
+    fs::create_dir_all(parent_directory(path)).map_err(&failed)?;
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(&failed)?;
+    atomic_file::lock(&file, LOCK_TIMEOUT).map_err(&failed)?;
     Ok(file)
 }
 

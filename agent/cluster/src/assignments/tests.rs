@@ -178,7 +178,9 @@ fn writers_take_turns_and_lose_nothing() {
                     };
                     // All others may get the lock first.
                     let is_late = |result: &Result<(), AssignmentsError>| match result {
-                        Err(AssignmentsError::Lock { source, .. }) => source.kind() == io::ErrorKind::TimedOut,
+                        Err(AssignmentsError::File { operation: "lock", source, .. }) => {
+                            source.kind() == io::ErrorKind::TimedOut
+                        }
                         _ => false,
                     };
                     again_while(Duration::from_mins(2), is_late, || update(path, add)).unwrap();

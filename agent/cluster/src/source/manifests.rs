@@ -34,23 +34,10 @@ pub const STDIN: &str = "-";
 
 /// An error that leaves nothing to use.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// A given path is absent or may not be read.
-    #[error("cannot read {path:?}")]
-    Path {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// Standard input cannot be read.
-    #[error("cannot read standard input")]
-    Stdin {
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
+#[error("cannot read {input}")]
+pub struct ReadError {
+    input: String,
+    source: io::Error,
 }
 
 /// Reads manifests once: files of any name, directories, and `-` for standard input. In and below a
@@ -69,9 +56,12 @@ pub fn read(paths: &[PathBuf]) -> Result<Objects, ReadError> {
 fn read_from(paths: &[PathBuf], stdin: &mut dyn Read) -> Result<Objects, ReadError> {
     let (mut texts, mut general_problems) = (Vec::new(), Vec::new());
     for path in paths {
-        let failed = |source| ReadError::Path { path: path.clone(), source };
+        let failed = |source| ReadError { input: format!("{:?}", path.to_string_lossy()), source };
         if path == Path::new(STDIN) {
-            texts.push(files::text(path, &mut *stdin).map_err(|source| ReadError::Stdin { source })?);
+            texts.push(
+                files::text(path, &mut *stdin)
+                    .map_err(|source| ReadError { input: "standard input".to_owned(), source })?,
+            );
         } else if fs::metadata(path).map_err(failed)?.is_dir() {
             let listing = files::walk(path, &mut |_| {}).map_err(failed)?;
             texts.extend(listing.files.keys().filter_map(|path| files::load(path)));

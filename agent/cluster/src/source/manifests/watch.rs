@@ -37,36 +37,13 @@ const SHORTENED_DELAY: Duration = if cfg!(test) { Duration::from_secs(2) } else 
 /// A file that became shorter while it was read is looked at again after this time.
 const CUT_DELAY: Duration = Duration::from_millis(10);
 
-/// A directory that cannot be followed.
+/// A directory cannot be followed. The system may have run out of inotify instances or watches.
 #[derive(Debug, thiserror::Error)]
-pub enum WatchError {
-    /// It is absent, is no directory, or may not be listed.
-    #[error("cannot list the directory {path:?}")]
-    List {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// Its events cannot be received. The system may have run out of inotify instances or watches.
-    #[error("cannot watch the directory {path:?}")]
-    Events {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: notify::Error,
-    },
-    /// The thread that follows it cannot be started.
-    #[error("cannot start the thread that follows {path:?}")]
-    Thread {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
+#[error("cannot {operation} {path:?}")]
+pub struct WatchError {
+    operation: &'static str,
+    path: PathBuf,
+    source: io::Error,
 }
 
 /// Ends the following when it is dropped, soon but without waiting for it. The receiver's `changed`
@@ -110,15 +87,15 @@ impl Drop for WatchGuard {
 /// Blocks for the first read. The rest happens on a thread of its own, which nothing waits for.
 /// Awaiting the receiver's `changed` is cancel-safe, and a slow receiver skips snapshots.
 pub fn watch(directory: &Path, supervisor: &Supervisor) -> Result<(Receiver<Arc<Objects>>, WatchGuard), WatchError> {
-    let path = || directory.to_owned();
-    let root = std::path::absolute(directory).map_err(|source| WatchError::List { path: path(), source })?;
+    let failed = |operation| move |source| WatchError { operation, path: directory.to_owned(), source };
+    let unwatched = |error| failed("watch the directory")(io::Error::other(error));
+    let root = std::path::absolute(directory).map_err(failed("list the directory"))?;
     let queue = Arc::new(ChangeQueue::new(&root));
     let (events, notes) = (Arc::clone(&queue), supervisor.clone());
     let note = move |event| {
         notes.catch_panic("events of the manifests", || events.note(event));
     };
-    let mut watcher =
-        notify::recommended_watcher(note).map_err(|source| WatchError::Events { path: path(), source })?;
+    let mut watcher = notify::recommended_watcher(note).map_err(unwatched)?;
     // The parent reports if the directory is replaced or comes back.
     if let Some(parent) = root.parent()
         && let Err(error) = watcher.watch(parent, RecursiveMode::NonRecursive)
@@ -137,16 +114,16 @@ pub fn watch(directory: &Path, supervisor: &Supervisor) -> Result<(Receiver<Arc<
         watch_failed: None,
         root,
     };
-    let listing = follower.list().map_err(|source| WatchError::List { path: path(), source })?;
-    if let Some(source) = follower.watch_failed.take() {
-        return Err(WatchError::Events { path: path(), source });
+    let listing = follower.list().map_err(failed("list the directory"))?;
+    if let Some(error) = follower.watch_failed.take() {
+        return Err(unwatched(error));
     }
     follower.adopt(listing, ScanScope::All);
     let (sender, receiver) = channel(Arc::new(follower.store.snapshot()));
     let (done_sender, refreshed) = channel(0);
     supervisor
         .spawn_thread("manifests", move || follower.run(&sender, &done_sender))
-        .map_err(|source| WatchError::Thread { path: path(), source })?;
+        .map_err(failed("start the thread that follows"))?;
     Ok((receiver, WatchGuard { queue, refreshed }))
 }
 
