@@ -34,9 +34,11 @@ pub enum KeyFileError {
         /// The file.
         path: PathBuf,
     },
-    /// The file cannot be read.
-    #[error("cannot read the gossip key {}", path.display())]
-    Read {
+    /// The file cannot be read or made.
+    #[error("cannot {operation} {}", path.display())]
+    File {
+        /// The operation.
+        operation: &'static str,
         /// The file.
         path: PathBuf,
         /// The error of the system.
@@ -52,15 +54,6 @@ pub enum KeyFileError {
         #[source]
         source: KeysError,
     },
-    /// The file cannot be made.
-    #[error("cannot make a gossip key as {}", path.display())]
-    Make {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        #[source]
-        source: io::Error,
-    },
 }
 
 /// Reads the keys.
@@ -75,7 +68,7 @@ pub fn is_exposed(path: &Path) -> Result<bool, KeyFileError> {
 
 /// Reads the keys. Returns them with a warning about the file, if there is one.
 fn read(path: &Path) -> Result<(SealingKeys, Option<String>), KeyFileError> {
-    let read = |source| KeyFileError::Read { path: path.to_owned(), source };
+    let read = |source| KeyFileError::File { operation: "read the gossip key", path: path.to_owned(), source };
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -171,7 +164,9 @@ pub fn load_or_make(path: &Path) -> Result<SealingKeys, KeyFileError> {
         Ok(()) => tracing::info!(path = %path.display(), "made a gossip key"),
         // Another agent was faster.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(source) => return Err(KeyFileError::Make { path: path.to_owned(), source }),
+        Err(source) => {
+            return Err(KeyFileError::File { operation: "make a gossip key as", path: path.to_owned(), source });
+        }
     }
     load(path)
 }
@@ -237,7 +232,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
         fs::write(&path, [0xff]).unwrap();
-        assert!(matches!(load_or_make(&path), Err(KeyFileError::Read { .. })));
+        assert!(matches!(load_or_make(&path), Err(KeyFileError::File { .. })));
     }
 
     #[test]

@@ -76,14 +76,6 @@ pub struct Incoming {
 /// Payloads, each to one node.
 pub type Batch = Vec<(NodeName, Vec<u8>)>;
 
-/// The gossip cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// There are no random numbers for the session.
-    #[error("cannot get random numbers for the gossip session")]
-    Random(#[source] getrandom::Error),
-}
-
 /// The task, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Gossip {
@@ -97,14 +89,15 @@ impl Gossip {
     /// Starts the task. The payloads of peers come out of the channel. If its receiver is dropped,
     /// the task ends.
     ///
-    /// Addresses that are not there yet, or taken, are logged once and tried again each second.
+    /// Addresses that are not there yet, or taken, are logged once and tried again each second. Fails if there
+    /// are no random numbers for the session.
     pub fn start(
         settings: GossipSettings,
         addresses: watch::Receiver<Addresses>,
         supervisor: &Supervisor,
-    ) -> Result<(Self, mpsc::Receiver<Incoming>), StartError> {
+    ) -> Result<(Self, mpsc::Receiver<Incoming>), getrandom::Error> {
         let (mut session, mut secret) = ([0; 16], [0; 32]);
-        getrandom::fill(&mut session).and_then(|()| getrandom::fill(&mut secret)).map_err(StartError::Random)?;
+        getrandom::fill(&mut session).and_then(|()| getrandom::fill(&mut secret))?;
         let GossipSettings { local, port, mut keys } = settings;
         let sealer = Sealer::new(&keys.borrow_and_update(), local.clone(), session, secret);
         let (outgoing, batches) = mpsc::channel(OUTGOING);

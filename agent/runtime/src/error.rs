@@ -11,7 +11,7 @@ use vipmux_datapath::{
     link::{EthtoolError, InterfaceError, LinkError},
     snat::SnatError,
 };
-use vipmux_gossip::{KeyFileError, StartError};
+use vipmux_gossip::KeyFileError;
 use vipmux_model::NodeName;
 use vipmux_supervisor::TaskFailure;
 use vipmux_telemetry::http;
@@ -104,9 +104,9 @@ pub enum AgentError {
         "in a cluster all agents need the same key: name its file (--gossip-key); `vipmux allocator` makes it as a Secret"
     )]
     NoKey,
-    /// The gossip cannot be started.
-    #[error(transparent)]
-    Gossip(#[from] StartError),
+    /// There are no random numbers for the gossip.
+    #[error("cannot get random numbers for the gossip session")]
+    Gossip(#[from] getrandom::Error),
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),

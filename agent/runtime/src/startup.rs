@@ -61,7 +61,6 @@ use vipmux_election::{
     Election,
     membership::{Item, sealing::SealingKeys},
 };
-use vipmux_gossip::{self, StartError};
 use vipmux_model as model;
 use vipmux_model::{
     Vip,
@@ -271,7 +270,7 @@ fn start_elector(
 /// Returns a random seed, another one for each agent.
 fn seed() -> Result<u64, AgentError> {
     let mut seed = [0; 8];
-    getrandom::fill(&mut seed).map_err(StartError::Random)?;
+    getrandom::fill(&mut seed)?;
     Ok(u64::from_ne_bytes(seed))
 }
 
