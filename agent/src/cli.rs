@@ -18,9 +18,11 @@ pub mod plan;
 mod service_runtime;
 pub mod unload;
 
-use std::{error::Error, ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode};
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
 
 use self::config::CommandLineError;
 use vipmux_supervisor::Supervisor;
@@ -60,50 +62,12 @@ enum CliCommand {
     Unload(unload::Unload),
 }
 
-/// A subcommand failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CliError {
-    /// `vipmux agent`.
-    #[error(transparent)]
-    Agent(#[from] agent::AgentError),
-    /// `vipmux check`.
-    #[error(transparent)]
-    Check(#[from] check::CheckCommandError),
-    /// `vipmux allocator`.
-    #[error(transparent)]
-    Allocator(#[from] allocator::AllocatorError),
-    /// `vipmux completion`.
-    #[error(transparent)]
-    Completion(#[from] completion::CompletionError),
-    /// `vipmux drain`.
-    #[error(transparent)]
-    Drain(#[from] drain::DrainError),
-    /// `vipmux explain`.
-    #[error(transparent)]
-    Explain(#[from] explain::ExplainError),
-    /// `vipmux inspect`.
-    #[error(transparent)]
-    Inspect(#[from] inspect::InspectCommandError),
-    /// `vipmux manual`.
-    #[error(transparent)]
-    Manual(#[from] manual::ManualError),
-    /// `vipmux migrate`.
-    #[error(transparent)]
-    Migrate(#[from] migrate::MigrateError),
-    /// `vipmux plan`.
-    #[error(transparent)]
-    Plan(#[from] plan::PlanCommandError),
-    /// `vipmux unload`.
-    #[error(transparent)]
-    Unload(#[from] unload::UnloadCommandError),
-}
-
 /// Runs the command of these arguments, of the environment and of the configuration file that they name. Prints
 /// its error. Returns the exit status. `supervisor`: of the tasks that live as long as the process.
 pub fn run(arguments: &[OsString], supervisor: &Supervisor) -> ExitCode {
     let cli = match config::parse::<Cli>(arguments) {
         Ok(cli) => cli,
-        Err(CommandLineError::File(error)) => return failed(error),
+        Err(CommandLineError::File(error)) => return failed(error.into()),
         Err(CommandLineError::Usage(message)) => {
             // Help and version are no errors. A usage error has exit status 1, like any other
             // unusable input. Clap's 2 would mean that `vipmux plan` found a Service that does not
@@ -117,25 +81,31 @@ pub fn run(arguments: &[OsString], supervisor: &Supervisor) -> ExitCode {
     cli.run(supervisor).unwrap_or_else(failed)
 }
 
-fn failed(error: impl Error + Send + Sync + 'static) -> ExitCode {
-    eprintln!("vipmux: {:#}", anyhow::Error::from(error));
+#[expect(clippy::needless_pass_by_value, reason = "it is passed to unwrap_or_else")]
+fn failed(error: anyhow::Error) -> ExitCode {
+    eprintln!("vipmux: {error:#}");
     ExitCode::FAILURE
+}
+
+/// Makes the runtime of a command that ends by itself.
+fn current_thread_runtime() -> anyhow::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build().context("cannot start the asynchronous runtime")
 }
 
 impl Cli {
     /// Runs the subcommand. Returns the exit status.
-    fn run(self, supervisor: &Supervisor) -> Result<ExitCode, CliError> {
+    fn run(self, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
         match self.command {
             CliCommand::Agent(args) => agent::run(*args, supervisor)?,
             CliCommand::Allocator(args) => allocator::run(args, supervisor)?,
-            CliCommand::Check(args) => return Ok(check::run(args)?),
+            CliCommand::Check(args) => return check::run(args),
             CliCommand::Completion(args) => completion::run(args)?,
             CliCommand::Drain(args) => drain::run(&args)?,
-            CliCommand::Explain(args) => return Ok(explain::run(&args)?),
-            CliCommand::Inspect(inspect) => return Ok(inspect.run()?),
-            CliCommand::Manual(args) => manual::run(args)?,
-            CliCommand::Migrate(args) => return Ok(migrate::run(&args)?),
-            CliCommand::Plan(args) => return Ok(plan::run(&args)?),
+            CliCommand::Explain(args) => return explain::run(&args),
+            CliCommand::Inspect(inspect) => return inspect.run(),
+            CliCommand::Manual(args) => manual::run(&args)?,
+            CliCommand::Migrate(args) => return migrate::run(&args),
+            CliCommand::Plan(args) => return plan::run(&args),
             CliCommand::Unload(unload) => unload.run()?,
         }
         Ok(ExitCode::SUCCESS)

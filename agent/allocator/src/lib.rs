@@ -85,9 +85,6 @@ pub enum AllocatorError {
     /// Signal handlers cannot be installed.
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
-    /// The tokio runtime cannot be started.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
     /// There is no randomness for a new identity.
     #[error("cannot make an identity")]
     Identity(#[source] getrandom::Error),

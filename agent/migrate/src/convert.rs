@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde_json::{Value, json};
+use serde_saphyr::SerializeError;
 
 use vipmux_model::{
     api::{OnConflict, PoolSharing, VipPolicy, VipPool, VipPoolSpec},
@@ -41,11 +42,6 @@ pub struct Converted {
     pub notes: Vec<Note>,
 }
 
-/// The YAML of the pools and policies cannot be made.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write YAML: {0}")]
-pub struct YamlError(String);
-
 impl Converted {
     /// Converts everything that the cluster has. MetalLB's objects are among `objects`.
     pub fn of(objects: &Objects, foreign: &ForeignPools) -> Self {
@@ -75,7 +71,7 @@ impl Converted {
     }
 
     /// Returns the pools and policies as a YAML stream.
-    pub fn yaml(&self) -> Result<String, YamlError> {
+    pub fn yaml(&self) -> Result<String, SerializeError> {
         let documents = self.pools.iter().map(document).chain(self.policies.iter().map(document));
         Ok(documents.collect::<Result<Vec<_>, _>>()?.join("---\n"))
     }
@@ -127,7 +123,7 @@ fn rename<'a>(kind: &str, objects: impl Iterator<Item = &'a mut ObjectMeta>, not
 impl ForeignPools {
     /// Returns Cilium's pools and policies as a YAML stream, for their return; `None`: there are
     /// none.
-    pub fn cilium_yaml(&self) -> Result<Option<String>, YamlError> {
+    pub fn cilium_yaml(&self) -> Result<Option<String>, SerializeError> {
         let objects = self.cilium_pools.iter().chain(&self.cilium_policies).map(essence);
         let documents = objects.map(|object| document(&object)).collect::<Result<Vec<_>, _>>()?;
         Ok((!documents.is_empty()).then(|| documents.join("---\n")))
@@ -175,8 +171,8 @@ pub(super) fn name(metadata: &ObjectMeta) -> String {
     metadata.name.clone().unwrap_or_default()
 }
 
-fn document(object: &impl Serialize) -> Result<String, YamlError> {
-    serde_saphyr::to_string(object).map_err(|error| YamlError(error.to_string()))
+fn document(object: &impl Serialize) -> Result<String, SerializeError> {
+    serde_saphyr::to_string(object)
 }
 
 #[cfg(test)]

@@ -93,9 +93,6 @@ pub enum AgentError {
     /// Backends cannot be probed.
     #[error(transparent)]
     HealthProbes(#[from] TlsError),
-    /// The asynchronous runtime cannot be started.
-    #[error("cannot start the asynchronous runtime")]
-    Runtime(#[source] io::Error),
     /// The gossip keys cannot be read or made.
     #[error(transparent)]
     Keys(#[from] KeyFileError),

@@ -21,8 +21,6 @@ use vipmux_model::{NodeName, desired::Unreachable, prefix::Prefix};
 use vipmux_runtime::{ObjectSource, RuntimeOptions, control::DEFAULT_SOCKET};
 use vipmux_supervisor::Supervisor;
 
-pub use vipmux_runtime::AgentError;
-
 /// [`Unreachable`] on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum UnreachableEndpoints {
@@ -188,7 +186,7 @@ pub(super) fn node_name(text: &str) -> Result<NodeName, String> {
 }
 
 /// Runs the agent until it is asked to stop.
-pub fn run(args: AgentArgs, supervisor: &Supervisor) -> Result<(), AgentError> {
+pub fn run(args: AgentArgs, supervisor: &Supervisor) -> anyhow::Result<()> {
     args.log.start();
     let origin = match args.manifests {
         Some(directory) => ObjectSource::Manifests(directory),
@@ -225,7 +223,7 @@ pub fn run(args: AgentArgs, supervisor: &Supervisor) -> Result<(), AgentError> {
         socket: args.socket,
         http: args.http.http_listen,
     };
-    service_runtime::run(vipmux_runtime::run(options, supervisor)).map_err(AgentError::Runtime)?
+    Ok(service_runtime::run(vipmux_runtime::run(options, supervisor))??)
 }
 
 #[cfg(test)]

@@ -16,8 +16,6 @@ use vipmux_cluster::access::ClusterClient;
 use vipmux_model::name::is_subdomain;
 use vipmux_supervisor::Supervisor;
 
-pub use vipmux_allocator::AllocatorError;
-
 /// The arguments of `vipmux allocator`.
 #[derive(Debug, clap::Args)]
 pub struct AllocatorArgs {
@@ -72,7 +70,7 @@ fn host() -> String {
 }
 
 /// Runs the allocator until it is asked to stop.
-pub fn run(args: AllocatorArgs, supervisor: &Supervisor) -> Result<(), AllocatorError> {
+pub fn run(args: AllocatorArgs, supervisor: &Supervisor) -> anyhow::Result<()> {
     args.log.start();
     let options = args.options();
     let access = args.access.of("vipmux-allocator");
@@ -81,7 +79,7 @@ pub fn run(args: AllocatorArgs, supervisor: &Supervisor) -> Result<(), Allocator
         let cluster = ClusterClient::connect(&access).await?;
         vipmux_allocator::run(cluster, options, health, supervisor).await
     };
-    service_runtime::run(work).map_err(AllocatorError::Runtime)?
+    Ok(service_runtime::run(work)??)
 }
 
 #[cfg(test)]

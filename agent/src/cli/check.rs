@@ -6,22 +6,21 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use serde::Serialize;
 
 use super::{
     agent::node_name,
     cluster::{AccessArgs, AllocationArgs},
     config::SharedConfigArgs,
+    current_thread_runtime,
 };
-use vipmux_datapath::{
-    bpf::{
-        attach::{TcAttachMode, XdpAttachMode},
-        pins::DEFAULT_PIN_PATH,
-    },
-    link::LinkError,
+use vipmux_datapath::bpf::{
+    attach::{TcAttachMode, XdpAttachMode},
+    pins::DEFAULT_PIN_PATH,
 };
 use vipmux_inspect::output::{
-    self, Format, OutputError, Report,
+    self, Format, Report,
     table::{Cell, Color, Table, Tone},
 };
 use vipmux_model::NodeName;
@@ -84,27 +83,11 @@ pub struct CheckArgs {
     pretty: bool,
 }
 
-/// `vipmux check` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckCommandError {
-    /// The interfaces could not be listed.
-    #[error("cannot list this node's interfaces")]
-    Links(#[from] LinkError),
-    /// The asynchronous runtime cannot be started.
-    #[error("cannot start the asynchronous runtime")]
-    Runtime(#[source] io::Error),
-    /// The findings could not be printed.
-    #[error(transparent)]
-    Output(#[from] OutputError),
-}
-
 /// Checks the node and prints the findings. Returns the exit status.
-pub fn run(args: CheckArgs) -> Result<ExitCode, CheckCommandError> {
+pub fn run(args: CheckArgs) -> anyhow::Result<ExitCode> {
     let format = Format::chosen(args.json, args.pretty, Color::of_stdout());
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CheckCommandError::Runtime)?;
-    let observed = runtime.block_on(collect::observe(&args.into()))?;
-    let checked = Checked::new(assess(&observed));
+    let observed = current_thread_runtime()?.block_on(collect::observe(&args.into()));
+    let checked = Checked::new(assess(&observed.context("cannot list this node's interfaces")?));
     output::print(&checked, format)?;
     Ok(if checked.passes() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
 }

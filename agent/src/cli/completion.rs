@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 
+use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 
@@ -19,14 +20,9 @@ pub struct CompletionArgs {
     shell: Shell,
 }
 
-/// The script could not be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write the script")]
-pub struct CompletionError(#[source] io::Error);
-
 /// Prints the shell's script.
-pub(super) fn run(args: CompletionArgs) -> Result<(), CompletionError> {
+pub(super) fn run(args: CompletionArgs) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "vipmux", &mut script);
-    ignore_broken_pipe(io::stdout().write_all(&script)).map_err(CompletionError)
+    ignore_broken_pipe(io::stdout().write_all(&script)).context("cannot write the script")
 }

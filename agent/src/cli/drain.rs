@@ -2,11 +2,14 @@
 
 use std::{
     collections::BTreeSet,
+    fmt::Display,
     io::{self, Write},
     path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
 };
+
+use anyhow::{Context as _, bail};
 
 use super::{agent::time, config::SharedConfigArgs};
 use vipmux_inspect::output::table::ignore_broken_pipe;
@@ -40,44 +43,23 @@ pub struct DrainArgs {
     socket: PathBuf,
 }
 
-/// `vipmux drain` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum DrainError {
-    /// The agent could not be asked.
-    #[error(transparent)]
-    Ask(#[from] AskError),
-    /// The node still leads this many VIPs.
-    #[error("not drained: {} still led here; the node keeps draining until `vipmux drain --cancel`", vip_count(*.0))]
-    Left(usize),
-    /// Somebody else ended the drain.
-    #[error("not drained: the drain was ended by another `vipmux drain --cancel` or by a restart of the agent")]
-    Canceled,
-    /// The agent drains although the drain was canceled.
-    #[error("the agent keeps draining: is it being stopped?")]
-    Draining,
-    /// The output could not be written.
-    #[error("cannot write the output")]
-    Output(#[from] io::Error),
-}
-
 /// Drains the node and prints the progress on standard output.
-pub fn run(args: &DrainArgs) -> Result<(), DrainError> {
-    let mut out = io::stdout().lock();
+pub fn run(args: &DrainArgs) -> anyhow::Result<()> {
     if args.cancel {
         if args.ask(ControlCommand::Drain { cancel: true })?.draining {
-            return Err(DrainError::Draining);
+            bail!("the agent keeps draining: is it being stopped?");
         }
-        return Ok(ignore_broken_pipe(writeln!(out, "drain ended: this node may lead VIPs again"))?);
+        return print("drain ended: this node may lead VIPs again");
     }
     let began = Instant::now();
     let mut printed = BTreeSet::new();
     let mut progress = args.ask(ControlCommand::Drain { cancel: false })?;
     loop {
         for (vip, node) in progress.handed.iter().filter(|(vip, _)| printed.insert(*vip)) {
-            ignore_broken_pipe(writeln!(out, "{vip} handed over to {node}"))?;
+            print(format_args!("{vip} handed over to {node}"))?;
         }
         if !progress.draining {
-            return Err(DrainError::Canceled);
+            bail!("not drained: the drain was ended by another `vipmux drain --cancel` or by a restart of the agent");
         }
         if progress.held.is_empty() || began.elapsed() >= args.timeout {
             break;
@@ -86,22 +68,25 @@ pub fn run(args: &DrainArgs) -> Result<(), DrainError> {
         progress = args.ask(ControlCommand::Draining)?;
     }
     for vip in &progress.held {
-        ignore_broken_pipe(writeln!(out, "{vip} is still led here: not handed over within {:?}", args.timeout))?;
+        print(format_args!("{vip} is still led here: not handed over within {:?}", args.timeout))?;
     }
     for (vip, why) in &progress.kept {
-        ignore_broken_pipe(writeln!(out, "{vip} is still led here: {why}"))?;
+        print(format_args!("{vip} is still led here: {why}"))?;
     }
     match progress.held.len() + if args.ignore_unmovable { 0 } else { progress.kept.len() } {
         0 => {
             let seconds = began.elapsed().as_secs_f64();
-            Ok(ignore_broken_pipe(writeln!(
-                out,
-                "drained: {} handed over in {seconds:.1} s",
-                vip_count(printed.len())
-            ))?)
+            print(format_args!("drained: {} handed over in {seconds:.1} s", vip_count(printed.len())))
         }
-        left => Err(DrainError::Left(left)),
+        left => bail!(
+            "not drained: {} still led here; the node keeps draining until `vipmux drain --cancel`",
+            vip_count(left)
+        ),
     }
+}
+
+fn print(line: impl Display) -> anyhow::Result<()> {
+    ignore_broken_pipe(writeln!(io::stdout(), "{line}")).context("cannot write the output")
 }
 
 impl DrainArgs {

@@ -23,7 +23,7 @@ use vipmux_inspect::{
     InspectError,
     backends::Backends,
     clock::Clock,
-    explain::{DetailsError, ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails, UnknownTarget},
+    explain::{DetailsError, ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails},
     neighbors::NeighborList,
     output::{self, Format, table::Color},
     services::Services,
@@ -33,7 +33,7 @@ use vipmux_model::{
     health::{Findings, Health},
     serving::desired_services,
 };
-use vipmux_preflight::dry_run::{self, InputError, ManifestAllocation};
+use vipmux_preflight::dry_run::{self, ManifestAllocation};
 use vipmux_runtime::control::{self, Answer, AskError, ControlCommand, DEFAULT_SOCKET};
 
 /// The exit status if something is broken.
@@ -73,33 +73,19 @@ pub struct ExplainArgs {
     pretty: bool,
 }
 
-/// `vipmux explain` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ExplainError {
-    /// There is no such Service or VIP.
-    #[error(transparent)]
-    Unknown(#[from] UnknownTarget),
-    /// The manifests or the state file cannot be used.
-    #[error(transparent)]
-    Input(#[from] InputError),
-    /// The kernel's state could not be read, or the explanation not printed.
-    #[error(transparent)]
-    Inspect(#[from] InspectError),
-}
-
 /// Prints the explanation. Returns the exit status.
-pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
+pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let details = args.details()?;
     let kernel = kernel(&args.pin_path)?;
     let explanation = Explanation::new(args.target.clone(), details, &kernel)?;
     let format = Format::chosen(args.json, args.pretty, Color::of_stdout());
-    output::print(&explanation, format).map_err(InspectError::Output)?;
+    output::print(&explanation, format)?;
     Ok(if explanation.broken.is_some() { ExitCode::from(BROKEN) } else { ExitCode::SUCCESS })
 }
 
 impl ExplainArgs {
     /// Returns the details from the agent, else from the manifests.
-    fn details(&self) -> Result<Result<TargetDetails, DetailsError>, ExplainError> {
+    fn details(&self) -> anyhow::Result<Result<TargetDetails, DetailsError>> {
         let error = match control::ask(&self.socket, ControlCommand::Explain(self.target.clone())) {
             Ok(Answer::Details(details)) => return Ok(Ok(*details)),
             Ok(Answer::Unknown(unknown)) => return Err(unknown.into()),
@@ -114,7 +100,7 @@ impl ExplainArgs {
     }
 
     /// Returns the details that the manifests lead to.
-    fn details_of_manifests(&self) -> Result<TargetDetails, ExplainError> {
+    fn details_of_manifests(&self) -> anyhow::Result<TargetDetails> {
         let held = dry_run::holders(self.state.as_deref())?;
         let ManifestAllocation { objects, model, allocation, .. } =
             ManifestAllocation::read(&self.manifests, &held, &self.allocation.clone().into())?;

@@ -25,7 +25,7 @@ use vipmux_inspect::{
     vips::Vips,
 };
 use vipmux_model::Protocol;
-use vipmux_runtime::control::{AskError, DEFAULT_SOCKET, Diff};
+use vipmux_runtime::control::{DEFAULT_SOCKET, Diff};
 
 /// The exit status of `diff` if there is a difference.
 const DIFFERS: u8 = 2;
@@ -160,20 +160,9 @@ impl LookupArgs {
     }
 }
 
-/// `vipmux inspect` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum InspectCommandError {
-    /// The view could not be read or printed.
-    #[error(transparent)]
-    Inspect(#[from] InspectError),
-    /// The agent could not be asked.
-    #[error(transparent)]
-    Ask(#[from] AskError),
-}
-
 impl Inspect {
     /// Reads what is asked for and writes it to standard output.
-    pub fn run(&self) -> Result<ExitCode, InspectCommandError> {
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
         let format = self.format(Color::of_stdout());
         match &self.command {
             InspectCommand::View(view) => {
@@ -182,7 +171,7 @@ impl Inspect {
             }
             InspectCommand::Diff { socket } => {
                 let diff = Diff::read(socket)?;
-                output::print(&diff, format).map_err(InspectError::Output)?;
+                output::print(&diff, format)?;
                 Ok(if diff.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERS) })
             }
         }

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::Context as _;
 use clap::CommandFactory as _;
 
 use super::Cli;
@@ -19,17 +20,9 @@ pub struct ManualArgs {
     folder: PathBuf,
 }
 
-/// The pages could not be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write man pages into {}", folder.display())]
-pub struct ManualError {
-    folder: PathBuf,
-    source: io::Error,
-}
-
 /// Writes a page for each command: vipmux.1, vipmux-agent.1, vipmux-inspect-vips.1 and so on.
-pub(super) fn run(args: ManualArgs) -> Result<(), ManualError> {
-    write(&args.folder).map_err(|source| ManualError { folder: args.folder, source })
+pub(super) fn run(args: &ManualArgs) -> anyhow::Result<()> {
+    write(&args.folder).with_context(|| format!("cannot write man pages into {}", args.folder.display()))
 }
 
 fn write(folder: &Path) -> io::Result<()> {
@@ -64,7 +57,7 @@ mod tests {
     #[test]
     fn the_error_names_the_folder() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = run(ManualArgs { folder: file.path().to_owned() }).unwrap_err();
+        let error = run(&ManualArgs { folder: file.path().to_owned() }).unwrap_err();
         assert!(error.to_string().contains(file.path().to_str().unwrap()), "{error}");
     }
 }

@@ -1,13 +1,15 @@
 //! Runs `vipmux migrate`.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
-    io::{self, Write},
+    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, bail, ensure};
 use clap::Subcommand;
 use k8s_openapi::jiff::Timestamp;
 
@@ -16,25 +18,21 @@ use super::{
     check::{Checked, FAILS},
     cluster::AllocationArgs,
     config::SharedConfigArgs,
+    current_thread_runtime,
 };
-use vipmux_cluster::{
-    access::ClusterAccess,
-    clock,
-    source::manifests::{self, ReadError},
-};
-use vipmux_datapath::link::LinkError;
-use vipmux_inspect::output::{self, Format, OutputError, table::Color};
+use vipmux_cluster::{access::ClusterAccess, clock, source::manifests};
+use vipmux_inspect::output::{self, Format, table::Color};
 use vipmux_migrate::{
     commands::systems,
-    convert::{Converted, YamlError},
-    lan,
+    convert::Converted,
+    lan::{self, LanAnswer},
     live::{LiveCluster, LiveError},
     plan::MigrationPlan,
     ready,
-    snapshot::{Snapshot, SnapshotError},
+    snapshot::Snapshot,
     verify,
 };
-use vipmux_model::{IngestOptions, objects::Problem};
+use vipmux_model::{IngestOptions, Vip};
 use vipmux_preflight::findings::Finding;
 
 /// The files of a migration.
@@ -113,59 +111,15 @@ struct CheckArgs {
     wait: Duration,
 }
 
-/// `vipmux migrate` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum MigrateError {
-    /// The cluster cannot be read.
-    #[error("cannot read the cluster")]
-    Live(#[from] LiveError),
-    /// It has none of the systems.
-    #[error("found no MetalLB, no kube-vip with Services, and no pools of Cilium in the cluster")]
-    NothingFound,
-    /// The folder has the record of an earlier plan, which must not be lost.
-    #[error("{} exists: name another folder, or delete it if that migration has not begun", .0.display())]
-    Exists(PathBuf),
-    /// A file cannot be written.
-    #[error("cannot write {}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The pools cannot be written as YAML.
-    #[error(transparent)]
-    Yaml(#[from] YamlError),
-    /// The record cannot be read.
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    /// The pools cannot be read.
-    #[error("cannot read the pools (vipmux migrate plan writes them)")]
-    Pools(#[from] ReadError),
-    /// The pools were edited and cannot be used.
-    #[error("cannot use the pools: {0}")]
-    Problem(Problem),
-    /// The interfaces cannot be listed.
-    #[error("cannot list this machine's interfaces")]
-    Links(#[from] LinkError),
-    /// The asynchronous runtime cannot be started.
-    #[error("cannot start the asynchronous runtime")]
-    Runtime(#[source] io::Error),
-    /// The output cannot be printed.
-    #[error(transparent)]
-    Output(#[from] OutputError),
-}
-
 impl CommonArgs {
     fn format(&self) -> Format {
         Format::chosen(self.json, self.pretty, Color::of_stdout())
     }
 
-    async fn cluster(&self) -> Result<LiveCluster, LiveError> {
+    async fn cluster(&self) -> anyhow::Result<LiveCluster> {
         let access =
             ClusterAccess { component: "vipmux-migrate", kubeconfig: self.kubeconfig.clone(), namespace: None };
-        LiveCluster::read(&access).await
+        LiveCluster::read(&access).await.context("cannot read the cluster")
     }
 
     /// Returns the folder as commands name it.
@@ -175,10 +129,9 @@ impl CommonArgs {
 }
 
 /// Runs a command. Returns the exit status.
-pub fn run(args: &MigrateArgs) -> Result<ExitCode, MigrateError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(MigrateError::Runtime)?;
+pub fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     let options = args.allocation.clone().into();
-    runtime.block_on(async {
+    current_thread_runtime()?.block_on(async {
         match &args.command {
             MigrateCommand::Plan(args) => plan(&args.common, &options).await,
             MigrateCommand::Ready(args) => check(args, is_ready).await,
@@ -187,24 +140,22 @@ pub fn run(args: &MigrateArgs) -> Result<ExitCode, MigrateError> {
     })
 }
 
-async fn plan(args: &CommonArgs, options: &IngestOptions) -> Result<ExitCode, MigrateError> {
+async fn plan(args: &CommonArgs, options: &IngestOptions) -> anyhow::Result<ExitCode> {
     let record = args.folder.join(BEFORE);
-    if record.exists() {
-        return Err(MigrateError::Exists(record));
-    }
+    let earlier = "name another folder, or delete it if that migration has not begun";
+    ensure!(!record.exists(), "{} exists: {earlier}", record.display());
     let cluster = args.cluster().await?;
-    if systems(&cluster).is_empty() {
-        return Err(MigrateError::NothingFound);
-    }
+    let has_systems = !systems(&cluster).is_empty();
+    ensure!(has_systems, "found no MetalLB, no kube-vip with Services, and no pools of Cilium in the cluster");
     let converted = Converted::of(&cluster.objects, &cluster.foreign);
     let snapshot = Snapshot::of(&cluster.services, now());
     let plan = MigrationPlan::new(&cluster, &converted, &snapshot, options, &args.shown());
-    fs::create_dir_all(&args.folder).map_err(failed(&args.folder))?;
-    write(&args.folder.join(POOLS), converted.yaml()?.as_bytes())?;
-    if let Some(saved) = cluster.foreign.cilium_yaml()? {
+    fs::create_dir_all(&args.folder).with_context(failed(&args.folder))?;
+    write(&args.folder.join(POOLS), converted.yaml().context("cannot write YAML")?.as_bytes())?;
+    if let Some(saved) = cluster.foreign.cilium_yaml().context("cannot write YAML")? {
         write(&args.folder.join(CILIUM), saved.as_bytes())?;
     }
-    let text = serde_json::to_string_pretty(&snapshot).map_err(io::Error::from).map_err(OutputError::from)?;
+    let text = serde_json::to_string_pretty(&snapshot).context("cannot write the output")?;
     write(&record, (text + "\n").as_bytes())?;
     output::print(&plan, args.format())?;
     Ok(if plan.keeps_all() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
@@ -216,20 +167,20 @@ fn now() -> Timestamp {
     Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 
-fn write(path: &Path, content: &[u8]) -> Result<(), MigrateError> {
+fn write(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let written = File::create(path).and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()));
-    written.map_err(failed(path))
+    written.with_context(failed(path))
 }
 
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> MigrateError {
-    move |source| MigrateError::Write { path: path.to_owned(), source }
+fn failed(path: &Path) -> impl FnOnce() -> String {
+    move || format!("cannot write {}", path.display())
 }
 
 /// Prints the findings, at the latest when the time of `--wait` is over.
 async fn check(
     args: &CheckArgs,
-    assess: impl AsyncFn(&CheckArgs) -> Result<Vec<Finding>, MigrateError>,
-) -> Result<ExitCode, MigrateError> {
+    assess: impl AsyncFn(&CheckArgs) -> anyhow::Result<Vec<Finding>>,
+) -> anyhow::Result<ExitCode> {
     let checked = repeat(args.wait, PAUSE, async || assess(args).await).await?;
     output::print(&checked, args.common.format())?;
     Ok(if checked.passes() { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
@@ -239,14 +190,14 @@ async fn check(
 async fn repeat(
     wait: Duration,
     pause: Duration,
-    assess: impl AsyncFn() -> Result<Vec<Finding>, MigrateError>,
-) -> Result<Checked, MigrateError> {
+    assess: impl AsyncFn() -> anyhow::Result<Vec<Finding>>,
+) -> anyhow::Result<Checked> {
     let begun = Instant::now();
     loop {
         let is_over = begun.elapsed() >= wait;
         match assess().await.map(Checked::new) {
             Ok(checked) if checked.passes() || is_over => return Ok(checked),
-            Err(MigrateError::Live(error)) if error.is_temporary() && !is_over => {}
+            Err(error) if !is_over && error.downcast_ref().is_some_and(LiveError::is_temporary) => {}
             Err(error) => return Err(error),
             Ok(_) => {}
         }
@@ -254,22 +205,28 @@ async fn repeat(
     }
 }
 
-async fn is_ready(args: &CheckArgs) -> Result<Vec<Finding>, MigrateError> {
+async fn is_ready(args: &CheckArgs) -> anyhow::Result<Vec<Finding>> {
     let before = Snapshot::read(&args.common.folder.join(BEFORE))?;
-    let written = manifests::read(&[args.common.folder.join(POOLS)])?;
+    let written = manifests::read(&[args.common.folder.join(POOLS)]);
+    let written = written.context("cannot read the pools (vipmux migrate plan writes them)")?;
     if let Some(problem) = written.problems.first() {
-        return Err(MigrateError::Problem(problem.clone()));
+        bail!("cannot use the pools: {problem}");
     }
     let cluster = args.common.cluster().await?;
-    let lan = lan::ask(&before.addresses(), args.interface.as_deref()).await?;
+    let lan = ask_lan(args, &before).await?;
     Ok(ready::assess(&before, &written, &cluster, &lan, &args.common.shown()))
 }
 
-async fn is_migrated(args: &CheckArgs, options: &IngestOptions) -> Result<Vec<Finding>, MigrateError> {
+async fn is_migrated(args: &CheckArgs, options: &IngestOptions) -> anyhow::Result<Vec<Finding>> {
     let before = Snapshot::read(&args.common.folder.join(BEFORE))?;
     let cluster = args.common.cluster().await?;
-    let lan = lan::ask(&before.addresses(), args.interface.as_deref()).await?;
+    let lan = ask_lan(args, &before).await?;
     Ok(verify::assess(&before, &cluster, &lan, options, &args.common.shown()))
+}
+
+async fn ask_lan(args: &CheckArgs, before: &Snapshot) -> anyhow::Result<BTreeMap<Vip, LanAnswer>> {
+    let answers = lan::ask(&before.addresses(), args.interface.as_deref()).await;
+    answers.context("cannot list this machine's interfaces")
 }
 
 #[cfg(test)]
@@ -312,14 +269,14 @@ mod tests {
         }
     }
 
-    fn refused(code: u16) -> MigrateError {
+    fn refused(code: u16) -> anyhow::Error {
         let status = kube::core::Status::failure("storage is (re)initializing", "TooManyRequests").with_code(code);
         let source = Box::new(kube::Error::Api(status.boxed()));
-        LiveError::List { kind: "VipPolicy".to_owned(), source }.into()
+        anyhow::Error::from(LiveError::List { kind: "VipPolicy".to_owned(), source }).context("cannot read the cluster")
     }
 
     /// Returns the outcome and the number of attempts, of which the first ones fail.
-    async fn attempts(wait: Duration, refusals: u32, code: u16) -> (Result<Checked, MigrateError>, u32) {
+    async fn attempts(wait: Duration, refusals: u32, code: u16) -> (anyhow::Result<Checked>, u32) {
         let count = Cell::new(0);
         let outcome = repeat(wait, Duration::ZERO, async || {
             count.set(count.get() + 1);
@@ -339,7 +296,7 @@ mod tests {
     async fn a_refusal_is_an_error_without_time_to_wait_or_if_it_is_no_temporary_one() {
         for (wait, code) in [(Duration::ZERO, 429), (Duration::MAX, 403)] {
             let (outcome, count) = attempts(wait, 1, code).await;
-            assert!(matches!(outcome, Err(MigrateError::Live(_))), "{code}");
+            assert!(outcome.is_err_and(|error| error.is::<LiveError>()), "{code}");
             assert_eq!(count, 1, "{code}");
         }
     }

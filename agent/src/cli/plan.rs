@@ -10,6 +10,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
@@ -17,7 +18,7 @@ use self::{comparison::Comparison, report::PlanReport};
 use super::{cluster::AllocationArgs, config::SharedConfigArgs};
 use vipmux_cluster::source::manifests;
 use vipmux_inspect::output::table::{Color, ignore_broken_pipe, terminal_columns};
-use vipmux_preflight::dry_run::{self, InputError, ManifestAllocation};
+use vipmux_preflight::dry_run::{self, ManifestAllocation};
 
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
@@ -60,26 +61,11 @@ enum OutputFormat {
     Yaml,
 }
 
-/// `vipmux plan` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum PlanCommandError {
-    /// The manifests or the state file cannot be used.
-    #[error(transparent)]
-    Input(#[from] InputError),
-    /// Standard input is named for both inputs.
-    #[error("standard input (-) can be one of --before and PATH only")]
-    StdinTwice,
-    /// The plan could not be written.
-    #[error("cannot write the plan")]
-    Write(#[source] io::Error),
-}
-
 /// Prints the plan, or with `--before` the changes. Returns the exit status.
-pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
+pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let stdin = Path::new(manifests::STDIN);
-    if [&args.before, &args.paths].iter().all(|paths| paths.iter().any(|path| path == stdin)) {
-        return Err(PlanCommandError::StdinTwice);
-    }
+    let is_stdin_twice = [&args.before, &args.paths].iter().all(|paths| paths.iter().any(|path| path == stdin));
+    ensure!(!is_stdin_twice, "standard input (-) can be one of --before and PATH only");
     let held = dry_run::holders(args.state.as_deref())?;
     let options = args.allocation.clone().into();
     let (usable, as_requested, written) = if args.before.is_empty() {
@@ -100,7 +86,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
         let written = print(&comparison, args.output, &mut io::stdout().lock());
         (before.objects.problems.is_empty() && after.objects.problems.is_empty(), !comparison.disturbs(), written)
     };
-    ignore_broken_pipe(written).map_err(PlanCommandError::Write)?;
+    ignore_broken_pipe(written).context("cannot write the plan")?;
     Ok(match (usable, as_requested) {
         (false, _) => ExitCode::from(1),
         (true, false) => ExitCode::from(2),

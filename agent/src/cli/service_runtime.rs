@@ -1,21 +1,22 @@
 //! Runs the commands that run for months.
 
 use std::{
-    io,
     panic::{AssertUnwindSafe, resume_unwind},
     time::Duration,
 };
 
+use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use tokio::runtime::Builder;
 
 /// How long a stopping process waits for its threads to finish.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs a command on a runtime of its own. Call it before other threads start. An error: there is no runtime.
-pub(super) fn run<T>(command: impl Future<Output = T>) -> io::Result<T> {
+/// Runs a command on a runtime of its own. Call it before other threads start.
+pub(super) fn run<T>(command: impl Future<Output = T>) -> anyhow::Result<T> {
     limit_heaps();
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("cannot start the asynchronous runtime")?;
     let result = runtime.block_on(AssertUnwindSafe(command).catch_unwind());
     // A thread that waits for another agent's lock, or for nftables, leaves nothing half done: do
     // not wait for it, not even after a panic.

@@ -5,17 +5,18 @@ use std::{
     path::PathBuf,
 };
 
+use anyhow::Context as _;
 use clap::Args;
 use tokio::runtime::Runtime;
 
-use super::config::SharedConfigArgs;
+use super::{config::SharedConfigArgs, current_thread_runtime};
 use vipmux_datapath::{
     bpf::{
         pins::{DEFAULT_PIN_PATH, Pins},
-        unload::{UnloadError, Unloaded, unload},
+        unload::{Unloaded, unload},
     },
-    link::{Ethtool, EthtoolError, LinkError, interface_name, remove_neighbors},
-    snat::{IdentitySnat, SnatError},
+    link::{Ethtool, EthtoolError, interface_name, remove_neighbors},
+    snat::IdentitySnat,
 };
 use vipmux_inspect::output::table::ignore_broken_pipe;
 use vipmux_supervisor::signals::StopSignals;
@@ -36,40 +37,13 @@ pub struct Unload {
     stay: bool,
 }
 
-/// `vipmux unload` failed; parts of vipmux may be left.
-#[derive(Debug, thiserror::Error)]
-pub enum UnloadCommandError {
-    /// Programs, maps or pins could not be removed.
-    #[error(transparent)]
-    Unload(#[from] UnloadError),
-    /// The nftables table could not be removed.
-    #[error("cannot remove vipmux's nftables table")]
-    Snat(#[from] SnatError),
-    /// The neighbor entries could not be removed.
-    #[error("cannot remove vipmux's neighbor entries")]
-    Neighbors(#[from] LinkError),
-    /// The VLAN offload could not be turned on again.
-    #[error("cannot turn rx-vlan-offload on again")]
-    Offload(#[from] EthtoolError),
-    /// The asynchronous runtime cannot be started.
-    #[error("cannot start the asynchronous runtime")]
-    Runtime(#[source] io::Error),
-    /// The signals could not be received.
-    #[error("cannot wait for a signal")]
-    Signal(#[source] io::Error),
-    /// The output could not be written.
-    #[error("cannot write the output")]
-    Output(#[source] io::Error),
-}
-
 impl Unload {
     /// Unloads, and prints on standard output what it did.
-    pub fn run(&self) -> Result<(), UnloadCommandError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(UnloadCommandError::Runtime)?;
+    pub fn run(&self) -> anyhow::Result<()> {
+        let runtime = current_thread_runtime()?;
         let stop = {
             let _context = runtime.enter();
-            self.stay.then(StopSignals::listen).transpose().map_err(UnloadCommandError::Signal)?
+            self.stay.then(StopSignals::listen).transpose().context("cannot wait for a signal")?
         };
         self.write(&runtime, &mut io::stdout().lock())?;
         if let Some(mut stop) = stop {
@@ -78,27 +52,28 @@ impl Unload {
         Ok(())
     }
 
-    fn write(&self, runtime: &Runtime, out: &mut impl Write) -> Result<(), UnloadCommandError> {
+    fn write(&self, runtime: &Runtime, out: &mut impl Write) -> anyhow::Result<()> {
         let pins = Pins::new(&self.pin_path);
         let done = unload(&pins)?;
         let printed = ignore_broken_pipe(print_summary(&pins, done.as_ref(), out));
         // Also if nothing is pinned: these may be all that is left.
-        IdentitySnat::open()?.remove()?;
-        runtime.block_on(remove_neighbors())?;
+        let removed = IdentitySnat::open().and_then(|mut snat| snat.remove());
+        removed.context("cannot remove vipmux's nftables table")?;
+        runtime.block_on(remove_neighbors()).context("cannot remove vipmux's neighbor entries")?;
         if let Some(done) = &done {
-            let ethtool = Ethtool::open()?;
-            done.tags.iter().try_for_each(|ifindex| strip_tags(&ethtool, *ifindex))?;
+            strip_tags(&done.tags).context("cannot turn rx-vlan-offload on again")?;
         }
-        printed.map_err(UnloadCommandError::Output)
+        printed.context("cannot write the output")
     }
 }
 
-/// Turns `rx-vlan-offload` on again, unless the interface is gone.
-fn strip_tags(ethtool: &Ethtool, ifindex: u32) -> Result<(), EthtoolError> {
-    match ethtool.strip_tags(&interface_name(ifindex), true) {
+/// Turns `rx-vlan-offload` on again, unless an interface is gone.
+fn strip_tags(ifindices: &[u32]) -> Result<(), EthtoolError> {
+    let ethtool = Ethtool::open()?;
+    ifindices.iter().try_for_each(|ifindex| match ethtool.strip_tags(&interface_name(*ifindex), true) {
         Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         result => result,
-    }
+    })
 }
 
 fn print_summary(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Result<()> {
