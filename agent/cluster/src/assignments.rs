@@ -97,6 +97,10 @@ pub enum AssignmentsError {
     },
 }
 
+fn damaged(path: &Path, message: impl Into<String>) -> AssignmentsError {
+    AssignmentsError::Damaged { path: path.to_owned(), message: message.into() }
+}
+
 fn failed(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> AssignmentsError {
     move |source| AssignmentsError::File { operation, path: path.to_owned(), source }
 }
@@ -166,23 +170,14 @@ pub fn load(path: &Path) -> Result<Option<PreviousAssignments>, AssignmentsError
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(read(error)),
     };
-    let damaged = |message: String| AssignmentsError::Damaged { path: path.to_owned(), message };
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(&read)?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(damaged(format!("more than {MAX_BYTES} bytes")));
+        return Err(damaged(path, format!("more than {MAX_BYTES} bytes")));
     }
-    let text = String::from_utf8(bytes).map_err(|error| damaged(error.to_string()))?;
-    let document = parse(&text).map_err(|failure| match failure {
-        ParseFailure::Version(found) => AssignmentsError::Version { path: path.to_owned(), found },
-        ParseFailure::Syntax(message) => damaged(message),
-    })?;
-    document
-        .services
-        .into_iter()
-        .map(|(name, entry)| held(&name, entry).map_err(damaged))
-        .collect::<Result<_, _>>()
-        .map(Some)
+    let text = String::from_utf8(bytes).map_err(|error| damaged(path, error.to_string()))?;
+    let services = parse(path, &text)?.services.into_iter();
+    services.map(|(name, entry)| held(path, &name, entry)).collect::<Result<_, _>>().map(Some)
 }
 
 /// Lets `decide` choose new holders from the present ones (none if there is no file), and writes
@@ -234,12 +229,7 @@ pub fn file_version(path: &Path) -> Option<FileVersion> {
     Some((metadata.ino(), metadata.modified().ok()?))
 }
 
-enum ParseFailure {
-    Version(u32),
-    Syntax(String),
-}
-
-fn parse(text: &str) -> Result<AssignmentsFile, ParseFailure> {
+fn parse(path: &Path, text: &str) -> Result<AssignmentsFile, AssignmentsError> {
     /// The only field that is read from a file that may have another version.
     #[derive(Deserialize)]
     struct Versioned {
@@ -255,25 +245,31 @@ fn parse(text: &str) -> Result<AssignmentsFile, ParseFailure> {
             with_snippet: false,
         }
     };
+    let other_version = |found| AssignmentsError::Version { path: path.to_owned(), found };
     match serde_saphyr::from_str_with_options::<AssignmentsFile>(text, options()) {
         Ok(document) if document.version == VERSION => Ok(document),
-        Ok(document) => Err(ParseFailure::Version(document.version)),
+        Ok(document) => Err(other_version(document.version)),
         Err(error) => match serde_saphyr::from_str_with_options::<Versioned>(text, options()) {
-            Ok(other) if other.version != VERSION => Err(ParseFailure::Version(other.version)),
-            _ => Err(ParseFailure::Syntax(error.to_string())),
+            Ok(other) if other.version != VERSION => Err(other_version(other.version)),
+            _ => Err(damaged(path, error.to_string())),
         },
     }
 }
 
-fn held(name: &str, entry: AssignmentEntry) -> Result<(ServiceName, PreviousAssignment), String> {
+fn held(
+    path: &Path,
+    name: &str,
+    entry: AssignmentEntry,
+) -> Result<(ServiceName, PreviousAssignment), AssignmentsError> {
     let split = name.split_once('/').filter(|(namespace, name)| is_label(namespace) && is_label(name));
-    let (namespace, service) = split.ok_or_else(|| format!("services: {name:?} is no namespace/name"))?;
+    let (namespace, service) =
+        split.ok_or_else(|| damaged(path, format!("services: {name:?} is no namespace/name")))?;
     if entry.addresses.is_empty() {
-        return Err(format!("services: {name} holds no addresses"));
+        return Err(damaged(path, format!("services: {name} holds no addresses")));
     }
     for vip in &entry.addresses {
         AddressRange::single(vip.address())
-            .map_err(|block| format!("services: {name} holds {vip}, which is in {block}"))?;
+            .map_err(|block| damaged(path, format!("services: {name} holds {vip}, which is in {block}")))?;
     }
     let name = ServiceName::new(namespace, service);
     Ok((name, entry.held()))
