@@ -23,12 +23,12 @@ use crate::{
     destination::{Found, Kept},
     extensions::LATER,
     forward, fragment,
-    frame::Frame,
+    frame::{self, Frame},
     icmp::{self, Embedded},
     known::{self, Known},
     maps::{SCRATCH, config},
     nat, neighbor,
-    packet::{Packet, Transport},
+    packet::{FARTHEST, Packet, Transport},
     peer, position, record, reject,
     scratch::{look_for_record, tell, try_another_backend},
     segment::Segment,
@@ -36,6 +36,7 @@ use crate::{
     time,
     verdict::{Outcome, Verdict},
     vip,
+    wire::{opaque, pin, unknown_zero},
 };
 
 /// Handles an IP packet that is addressed to this interface's MAC.
@@ -114,24 +115,29 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
     // Read back, since the verifier would check the rest for each way to find the VIP.
     // SAFETY: as above.
-    let (id, flags) =
-        unsafe { (ptr::read_volatile(&raw const (*scratch).vip), ptr::read_volatile(&raw const (*scratch).vip_flags)) };
-    let flags = vip::Flags(flags);
+    let id = unsafe { ptr::read_volatile(&raw const (*scratch).vip) };
+    // Read for each use, since the verifier would check the rest for packets that were handed over, and again for
+    // others.
+    // SAFETY: as above.
+    let flags = move || vip::Flags(unsafe { ptr::read_volatile(&raw const (*scratch).vip_flags) });
+    let zero = unknown_zero(id.into());
     let transport = packet.transport(frame, Some(frame.available()))?;
+    let offset = (transport.at - frame.start) & FARTHEST;
+    let transport = Transport { at: pin(frame.start + offset), ..transport.unknown(zero) };
     if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
         return tell(Scratch::default(), Verdict::ODD);
     }
-    let segment = transport.segment(frame.end)?;
+    let segment = transport.segment(frame.end)?.unknown(zero);
     let key = segment.flow(packet.source, id);
     let place = position::place(config(), &key);
     position::fetch(place.set(config().flow_mask));
-    if flags.is_handed_over() && attempts() == 0 && known() != KNOWN_VIP {
+    if flags().is_handed_over() && attempts() == 0 && known() != KNOWN_VIP {
         count::stat(Stat::FromPeer, frame.length);
     }
-    let source = Source { frame, interface, vip: flags };
+    let source = || Source { frame, interface, vip: flags() };
     let recorded = match known() {
         KNOWN_NEW | KNOWN_OPENING => None,
-        _ => known::find(config(), &key, place, &segment, &source, time::now())?,
+        _ => known::find(config(), &key, place, &segment, &source(), time::now())?,
     };
     let (mut found, is_new, to_remember) = match recorded {
         Some(found) => {
@@ -146,7 +152,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
             if vip::is_vip(&packet.source) {
                 return Err(DropReason::Malformed.into());
             }
-            let service = service::find(&key, flags)?;
+            let service = service::find(&key, flags())?;
             let state = service::state(&service).ok_or(DropReason::NoService)?;
             if state.ranges != 0 && !client::is_allowed(state.ranges, &packet.source) {
                 return Err(DropReason::SourceRange.into());
@@ -158,7 +164,8 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 fragment::record_kernel(&packet, &transport, time::now())?;
                 return Ok(Verdict::KERNEL);
             }
-            let (target, to_remember) = match service::pick(&key, &service, &packet.destination, &source, attempts()) {
+            let (target, to_remember) = match service::pick(&key, &service, &packet.destination, &source(), attempts())
+            {
                 Ok(picked) => picked,
                 Err(_) if is_opening() => return look_for_record(),
                 Err(reason) => return Err(reason.into()),
@@ -187,6 +194,11 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
     count::service(found.slot, frame.length, is_recorded);
     fragment::record(&packet, &transport, &found, time::now())?;
+    let at = pin(frame.start + opaque(offset as u64) as usize);
+    let transport = Transport { at, protocol: segment.protocol, ..transport };
+    // Read again, since the stack has no room.
+    let (_, end) = frame::bounds(frame.context);
+    let segment = transport.segment(end)?;
     send::<V6, false>(config(), frame, interface, &packet, &transport, &segment, &found)
 }
 

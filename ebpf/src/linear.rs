@@ -56,13 +56,16 @@ pub(crate) fn segment(context: &TcContext, transport: &Transport, start: usize, 
 /// [`segment`] from a copy of the header. Of an SCTP INIT, it leaves out the initiate tag.
 #[inline(always)]
 fn copied_segment(context: &TcContext, transport: &Transport, offset: usize) -> Option<Segment> {
-    let mut header = MaybeUninit::<[u64; TRANSPORT.div_ceil(8)]>::zeroed();
-    let at = pin(header.as_mut_ptr() as usize);
+    let mut header = MaybeUninit::<[u64; TRANSPORT.div_ceil(8)]>::uninit();
+    let words = header.as_mut_ptr().cast::<u64>();
+    for index in 0..TRANSPORT.div_ceil(8) {
+        // SAFETY: within the header. Volatile, or the compiler would call a function that is a loop over bytes.
+        unsafe { words.add(index).write_volatile(0) };
+    }
+    let at = pin(words as usize);
     let length = transport.header_length()?;
     // SAFETY: the header has room for that many bytes; the context is valid for the whole run.
-    if unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), offset as u32, header.as_mut_ptr().cast(), length as u32) }
-        != 0
-    {
+    if unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), offset as u32, words.cast(), length as u32) } != 0 {
         return None;
     }
     Transport { at, ..*transport }.segment(at + TRANSPORT).ok()

@@ -227,12 +227,13 @@ fn is_backup(interface: &Interface) -> bool {
 
 #[inline(always)]
 fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
-    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    let Some((frame, _, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
     let length = frame.length;
     match demux::claimed(demux::new::<V6>(&frame, interface)) {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(V6)),
         Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(V6)),
-        verdict => verdict.act(context.ctx, ifindex, length),
+        // Read again, since the stack has no room.
+        verdict => verdict.act(context.ctx, context.ingress_ifindex() as u32, length),
     }
 }
 

@@ -46,6 +46,16 @@ pub(crate) struct Transport {
     pub(crate) id: u32,
 }
 
+impl Transport {
+    /// Returns the same in numbers that the verifier does not know. So it checks once what follows, and not again for
+    /// extension headers and for a fragment. `zero`: [`unknown_zero`](crate::wire::unknown_zero).
+    #[inline(always)]
+    pub(crate) fn unknown(self, zero: u64) -> Self {
+        let Self { length, fragment, id, .. } = self;
+        Self { length: length ^ zero as usize, fragment: fragment ^ zero as u32, id: id ^ zero as u32, ..self }
+    }
+}
+
 /// Loads an IPv6 address `OFFSET` bytes after `address`.
 ///
 /// # Safety
@@ -62,6 +72,8 @@ macro_rules! address {
 }
 pub(crate) use address;
 
+/// The highest offset of a transport in its frame, which is also a bound for the verifier: a power of two less one.
+pub(crate) const FARTHEST: usize = 0x3fff;
 /// The length of a packet whose length does not fit 16 bits, as far as it matters.
 const LONGEST: usize = u16::MAX as usize;
 

@@ -52,10 +52,9 @@ struct Record {
     state: &'static ServiceState,
 }
 
-/// Returns whether an address and a port are those of a backend on this node. Most packets that
-/// leave a node are of none.
+/// Returns whether an address and a port are those of a backend on this node.
 #[inline(always)]
-fn is_local(address: &Address, port: u16) -> bool {
+pub(crate) fn is_local(address: &Address, port: u16) -> bool {
     let is_set = |port| {
         let bit = hash::local_port(address, port);
         LOCAL_PORTS.get(bit / u64::BITS).is_some_and(|bits| bits >> (bit % u64::BITS) & 1 != 0)
@@ -65,9 +64,6 @@ fn is_local(address: &Address, port: u16) -> bool {
 
 #[inline(always)]
 fn search(config: &Config, key: &ReplyKey) -> Option<Record> {
-    if !is_local(&key.backend, key.backend_port) {
-        return None;
-    }
     let [(c0, c1), (b0, b1)] = [halves(&key.client), halves(&key.backend)];
     let ports = u64::from(key.client_port) | u64::from(key.backend_port) << 16;
     let at = position::at(flow_of_reply(c0, c1, b0, b1, ports | u64::from(key.protocol) << 32))?;
@@ -148,13 +144,16 @@ fn accepts(flow: &Flow, acknowledged: u32) -> bool {
 /// about the flow, not of it.
 #[inline(always)]
 pub(crate) fn look(key: &ReplyKey, now: u64) -> Option<Origin> {
+    if !is_local(&key.backend, key.backend_port) {
+        return None;
+    }
     let config = config();
     let record = search(config, key)?;
     let translates = record.flow.flags() & FLOW_DIRECT == 0 && is_live(config, &record, now as u32);
     translates.then(|| record.origin())
 }
 
-/// Finds a reply's record and refreshes it. `tcp` has TCP's flags, `acknowledged` its
+/// Finds the record of a local backend's reply, and refreshes it. `tcp` has TCP's flags, `acknowledged` its
 /// acknowledgement number, host order.
 #[inline(always)]
 pub(crate) fn reply(key: &ReplyKey, tcp: u8, acknowledged: u32, now: u64) -> Reply {

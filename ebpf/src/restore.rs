@@ -24,7 +24,7 @@ use crate::{
     packet::{Packet, SCTP, TCP},
     reply::{self, Origin, Reply, ReplyKey},
     time,
-    wire::pin,
+    wire::{pin, unknown_zero},
 };
 
 /// Translates a local backend's reply to one of the VIP. Other packets stay unchanged. `network` is
@@ -47,6 +47,12 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
         };
     }
     let Some(segment) = linear::segment(context, &transport, start, end) else { return Ok(()) };
+    // Most packets that leave a node are of no backend.
+    if !reply::is_local(&packet.source, segment.source_port) {
+        return Ok(());
+    }
+    let zero = unknown_zero(packet.source.w3.into());
+    let (transport, segment) = (transport.unknown(zero), segment.unknown(zero));
     let key = ReplyKey {
         backend: packet.source,
         client: packet.destination,

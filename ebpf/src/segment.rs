@@ -132,6 +132,21 @@ impl Segment {
         Ok(())
     }
 
+    /// Returns the same in numbers that the verifier does not know. So it checks once what follows, and not again
+    /// for each protocol. `zero`: [`unknown_zero`](crate::wire::unknown_zero). Nothing may be read or written at
+    /// [`Self::transport`].
+    #[inline(always)]
+    pub(crate) fn unknown(self, zero: u64) -> Self {
+        let Self { protocol, flags, sequence, acknowledged, .. } = self;
+        Self {
+            protocol: protocol ^ zero as u32,
+            flags: flags ^ zero as u8,
+            sequence: sequence ^ zero as u32,
+            acknowledged: acknowledged ^ zero as u32,
+            ..self
+        }
+    }
+
     /// A connection's first segment.
     #[inline(always)]
     pub(crate) fn is_syn(&self) -> bool {

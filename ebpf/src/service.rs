@@ -18,7 +18,7 @@ use crate::{
     frame::Frame,
     maps::{SERVICE_INDEX, SERVICE_STATES, SERVICES, TABLES, Workspace, copy},
     vip,
-    wire::opaque,
+    wire::unknown_zero,
 };
 
 /// Where a frame comes from, and the VIP that it is for.
@@ -40,7 +40,7 @@ pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropR
         if let Some(service) = copy.value(claim) {
             // Zero, which the verifier does not know. So it checks once what follows, and not again for a
             // Service from the map.
-            let affinity = (opaque(copy.0[3]) ^ copy.0[3]) as u32;
+            let affinity = unknown_zero(copy.0[3]) as u32;
             return Ok(ServiceValue { affinity, ..service });
         }
     }

@@ -139,7 +139,7 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
         let flags = (state >> 24) as u32 & (CLOSING | FLOW_UNPROVEN);
         let is_unproven = flags != 0 && flags & CLOSING == 0;
         let age = age_low((word(7) >> 32) as u32, now.get());
-        let score = if is_unproven && age < since { score(UNPROVEN, age) } else { flow_score(set + way) };
+        let score = if is_unproven && age < since { score(UNPROVEN, age) } else { flow_score(set + way, now.get()) };
         if score >> Survey::RANK == UNPROVEN {
             found += 1 << Survey::UNPROVEN_COUNT;
         }
@@ -153,14 +153,12 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
 /// Returns the rank of a used record and its age, as a number: the lower, the sooner it makes room.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_score(position: Position) -> u64 {
-    let (Some(record), Some(Workspace { now, .. })) = (position::at(position), Workspace::get()) else {
-        return u64::MAX;
-    };
+extern "C" fn flow_score(position: Position, now: u32) -> u64 {
+    let Some(record) = position::at(position) else { return u64::MAX };
     // SAFETY: in the table. A torn copy only ranks wrongly.
     let flow = unsafe { Flow::read(record) };
-    let age = flow.age(now.get());
-    score(rank(config(), &flow, age, since_removal(config(), now.get())), age)
+    let age = flow.age(now);
+    score(rank(config(), &flow, age, since_removal(config(), now)), age)
 }
 
 #[inline(always)]

@@ -120,6 +120,14 @@ pub(crate) fn opaque(mut number: u64) -> u64 {
     number
 }
 
+/// Returns zero, which neither the compiler nor the verifier knows. `number`: one that the verifier does not know. A
+/// number that is combined with zero is unknown as well. So the verifier checks once what follows, and not again for
+/// each way to that number.
+#[inline(always)]
+pub(crate) fn unknown_zero(number: u64) -> u64 {
+    opaque(number) ^ number
+}
+
 /// Returns a number that the compiler does not know and the verifier does. So what depends on it
 /// stays distinct on each path.
 #[inline(always)]

@@ -3,7 +3,7 @@
 use crate::{as_root, case, fixture, pool};
 
 /// The most instructions that the verifier may walk through for one program.
-const MOST: u32 = 250_000;
+const MOST: u32 = 125_000;
 
 #[test]
 fn the_verifier_walks_through_few_instructions_of_each_program() {
