@@ -11,12 +11,11 @@ use nix::sched::{CloneFlags, unshare};
 use super::{
     clsact,
     direction::Direction,
-    load::check_kernel,
+    load::{check_kernel, load_programs},
     object::{loader, object},
     pins::EGRESS_PROGRAM,
-    place::load_classifiers,
     programs::{LoadError, program},
-    xdp::{Buffers, load_xdp},
+    xdp::Buffers,
 };
 
 /// Maps that may be small if no traffic is served, with the number of entries for that case.
@@ -51,8 +50,7 @@ impl ProgramDryRun {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader.load(&object())?;
-        load_xdp(&mut ebpf, Buffers::here())?;
-        load_classifiers(&mut ebpf)?;
+        load_programs(&mut ebpf, Buffers::here())?;
         Ok(Self(ebpf))
     }
 

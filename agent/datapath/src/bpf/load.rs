@@ -2,6 +2,7 @@
 
 use std::{fs, io, path::Path};
 
+use aya::Ebpf;
 use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
@@ -15,11 +16,11 @@ use super::{
     maps::{Maps, read_globals, use_pins},
     object::{loader, object, sizes},
     pins::{PinError, PinLock, Pins},
-    place::load_classifiers,
-    programs::{LoadError, Programs},
+    place::{CLASSIFIERS, connect_classifiers},
+    programs::{LoadError, Programs, load_all},
     refusals,
     transition::Transition,
-    xdp::{Buffers, load_xdp},
+    xdp::{Buffers, connect_xdp},
 };
 use crate::error_chain::error_chain;
 use vipmux_plan::Step;
@@ -46,8 +47,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     }
     let mut ebpf = loader.load(&object())?;
     let buffers = Buffers::here();
-    load_xdp(&mut ebpf, buffers)?;
-    load_classifiers(&mut ebpf)?;
+    load_programs(&mut ebpf, buffers)?;
     // Only after the kernel has accepted the programs.
     transition.fill(pins)?;
     let mut maps = Maps::open(pins.root())?;
@@ -71,6 +71,13 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         tracing::warn!(error = error_chain(&error), "frames that the kernel refuses are not counted");
     }
     Ok((programs, maps))
+}
+
+/// Loads all programs for the interfaces.
+pub(super) fn load_programs(ebpf: &mut Ebpf, buffers: Buffers) -> Result<(), LoadError> {
+    load_all(ebpf, buffers.programs().chain(CLASSIFIERS))?;
+    connect_xdp(ebpf, buffers)?;
+    connect_classifiers(ebpf)
 }
 
 /// Refuses a kernel whose verifier would refuse the programs with a message that says little

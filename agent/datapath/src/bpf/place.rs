@@ -10,9 +10,9 @@ use super::{
     clsact::{self, Filter},
     direction::Direction,
     pinned::PinnedObjects,
+    pins::{EGRESS_PROGRAM, INGRESS_PROGRAM},
     programs::{LoadError, Programs, attach_error, detach_pin, make_callable, pin_link, program},
     tcx,
-    uninterrupted::uninterrupted,
 };
 use crate::error_chain::error_chain;
 
@@ -101,20 +101,16 @@ impl Direction {
     }
 }
 
-/// Loads the classifiers, and the programs that stand in for them.
-pub(super) fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), LoadError> {
+/// The classifiers, and the programs that stand in for them.
+pub(super) const CLASSIFIERS: [&str; 4] =
+    [EGRESS_PROGRAM, INGRESS_PROGRAM, Direction::Egress.stand_in(), Direction::Ingress.stand_in()];
+
+/// Writes the loaded classifiers to the array from which their stand-ins call them.
+pub(super) fn connect_classifiers(ebpf: &mut Ebpf) -> Result<(), LoadError> {
     for direction in [Direction::Egress, Direction::Ingress] {
-        let name = direction.kind().program();
-        load_one(ebpf, name)?;
-        make_callable(ebpf, "CLASSIFIERS", name, direction.call())?;
-        load_one(ebpf, direction.stand_in())?;
+        make_callable(ebpf, "CLASSIFIERS", direction.kind().program(), direction.call())?;
     }
     Ok(())
-}
-
-fn load_one(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
-    let classifier: &mut SchedClassifier = program(ebpf, name)?;
-    uninterrupted(|| classifier.load()).map_err(|source| LoadError::Program { program: name, source })
 }
 
 impl Programs {

@@ -1,15 +1,19 @@
 //! The loaded programs, and the errors of all that is done with them.
 
 use std::{
+    collections::BTreeMap,
     io,
+    panic::resume_unwind,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    thread,
 };
 
 use aya::{
     Ebpf, EbpfError,
     maps::{MapError, ProgramArray},
     programs::{
-        ProgramError, ProgramFd,
+        Program, ProgramError, ProgramFd,
         links::{FdLink, LinkError},
     },
 };
@@ -18,6 +22,7 @@ use super::{
     clsact::FilterError,
     maps::MapsError,
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
+    uninterrupted::uninterrupted,
     unload,
 };
 
@@ -144,25 +149,58 @@ impl Programs {
     }
 }
 
+/// Loads programs, several at a time: the verifier has no lock for a process that may load any program
+/// (`bpf_check` in kernel/bpf/verifier.c).
+pub(super) fn load_all(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Result<(), LoadError> {
+    // The verifier takes up to 20 MiB for each.
+    const MOST: usize = 4;
+    let mut all: BTreeMap<_, _> = ebpf.programs_mut().collect();
+    let mut take = |name| all.remove(name).map(|program| (name, program)).ok_or(LoadError::NoProgram(name));
+    let programs: Vec<_> = names.map(&mut take).collect::<Result<_, _>>()?;
+    let waiting = Mutex::new(programs.into_iter());
+    let load = || loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some((name, program)) = next else { return Ok(()) };
+        load_one(program).map_err(|source| LoadError::Program { program: name, source })?;
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST);
+    thread::scope(|scope| {
+        // Without another thread, this one loads all.
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, load).ok();
+        let others: Vec<_> = (1..threads).filter_map(spawn).collect();
+        let own = load();
+        let others = others.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        others.fold(own, Result::and)
+    })
+}
+
+fn load_one(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::Xdp(xdp) => uninterrupted(|| xdp.load()),
+        Program::SchedClassifier(classifier) => uninterrupted(|| classifier.load()),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
+}
+
 pub(super) fn program<'a, T>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut T, LoadError>
 where
-    &'a mut T: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
+    &'a mut T: TryFrom<&'a mut Program, Error = ProgramError>,
 {
     let program = ebpf.program_mut(name).ok_or(LoadError::NoProgram(name))?;
     program.try_into().map_err(|source| LoadError::Program { program: name, source })
 }
 
 /// Writes a loaded program to the array from which others call it.
-pub(super) fn make_callable(ebpf: &mut Ebpf, array: &str, name: &'static str, index: u32) -> Result<(), LoadError> {
-    let mut write = || {
-        let program = ebpf.program(name).map(|program| program.fd()).transpose()?;
-        let file = program.map(ProgramFd::try_clone).transpose()?;
+pub(super) fn make_callable(ebpf: &mut Ebpf, array: &str, program: &'static str, index: u32) -> Result<(), LoadError> {
+    let mut set = || {
+        let fd = ebpf.program(program).map(Program::fd).transpose()?;
+        let file = fd.map(ProgramFd::try_clone).transpose()?;
         if let (Some(file), Some(array)) = (file, ebpf.map_mut(array)) {
             return Ok(ProgramArray::try_from(array)?.set(index, &file, 0)?);
         }
         Err(MapError::InvalidName { name: array.to_owned() }.into())
     };
-    write().map_err(|source| LoadError::Program { program: name, source })
+    set().map_err(|source| LoadError::Program { program, source })
 }
 
 /// Detaches a pinned link, if there is one, and removes its pin.

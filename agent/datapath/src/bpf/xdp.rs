@@ -1,12 +1,11 @@
 //! Loads the XDP programs: one for the interfaces, and those that it calls for rarer packets.
 
-use aya::{Ebpf, programs::Xdp};
+use aya::Ebpf;
 use vipmux_common::abi::{CALL_NEW, CALL_ODD, CALL_OTHER, CALLS};
 
 use super::{
     kernel_version::kernel_is,
-    programs::{LoadError, make_callable, program},
-    uninterrupted::uninterrupted,
+    programs::{LoadError, load_all, make_callable},
 };
 
 /// The largest MTU at which drivers run a program for packets in one buffer: a page, less its
@@ -35,6 +34,12 @@ impl Buffers {
             Self::One => "vipmux_xdp",
             Self::Several => "vipmux_xdp_frags",
         }
+    }
+
+    /// Returns the names of all programs of this layout.
+    pub(super) fn programs(self) -> impl Iterator<Item = &'static str> {
+        let (_, called) = self.called();
+        called.into_iter().map(|(program, _)| program).chain([self.entry()])
     }
 
     /// Returns the map of tail calls, and the programs in it with their indices.
@@ -66,17 +71,12 @@ impl Buffers {
 
 /// Loads the XDP programs of one layout, and writes them to their map of tail calls.
 pub fn load_xdp(ebpf: &mut Ebpf, buffers: Buffers) -> Result<(), LoadError> {
-    let (map, called) = buffers.called();
-    for (name, _) in called {
-        load(ebpf, name)?;
-    }
-    for (name, index) in called {
-        make_callable(ebpf, map, name, index)?;
-    }
-    load(ebpf, buffers.entry())
+    load_all(ebpf, buffers.programs())?;
+    connect_xdp(ebpf, buffers)
 }
 
-fn load(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
-    let xdp: &mut Xdp = program(ebpf, name)?;
-    uninterrupted(|| xdp.load()).map_err(|source| LoadError::Program { program: name, source })
+/// Writes the loaded programs that others call to their map of tail calls.
+pub(super) fn connect_xdp(ebpf: &mut Ebpf, buffers: Buffers) -> Result<(), LoadError> {
+    let (array, called) = buffers.called();
+    called.into_iter().try_for_each(|(program, index)| make_callable(ebpf, array, program, index))
 }
