@@ -8,10 +8,10 @@ use vipmux_common::abi::{Interface, Scratch};
 
 use crate::{
     extensions::LATER,
+    flow_entry::{self, FlowEntry},
     fragment,
     frame::Frame,
     icmp::Embedded,
-    known::{self, Known},
     maps::config,
     packet::Packet,
     position,
@@ -43,17 +43,17 @@ fn is_of_local_flow<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u3
         fragment::target(&fragment::find(&packet.fragment(&transport))?, vip)?
     } else if transport.protocol == Packet::<V6>::ICMP {
         let key = Embedded::<V6>::parse(frame, &transport, frame.end)?.flow(id, &packet.destination)?;
-        known::look(&key, vip)?.0
+        flow_entry::look(&key, vip)?.0
     } else {
         let segment = transport.segment(frame.end).ok()?;
         let key = segment.flow(packet.source, id);
         let place = position::place(config(), &key);
-        let known = Known::get(config(), &key, place, vip)?;
+        let entry = FlowEntry::get(config(), &key, place, vip)?;
         // A record of another node's backend must stay as it is.
-        if !known.is_local() {
+        if !entry.is_local() {
             return None;
         }
-        known.found(&segment, source, time::now()).ok()??.target
+        entry.found(&segment, source, time::now()).ok()??.target
     };
     Some(target.local.is_some())
 }

@@ -22,10 +22,10 @@ use crate::{
     abandoned, client, count,
     destination::{Found, Kept},
     extensions::LATER,
+    flow_entry::{self, FlowEntry},
     forward, fragment,
     frame::{self, Frame},
     icmp::{self, Embedded},
-    known::{self, Known},
     maps::{SCRATCH, config},
     nat, neighbor,
     packet::{FARTHEST, Packet, Transport},
@@ -57,23 +57,23 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         return tell(told(KNOWN_OPENING), Verdict::NEW);
     }
     let source = Source { frame, interface, vip: flags };
-    let Some(known) = Known::get(config, &key, position::place(config, &key), flags) else {
+    let Some(entry) = FlowEntry::get(config, &key, position::place(config, &key), flags) else {
         return tell(told(KNOWN_NEW), Verdict::NEW);
     };
-    if let Some(node) = known.plain_node(config, &segment, &source, now)
+    if let Some(node) = entry.plain_node(config, &segment, &source, now)
         && forward::is_plain(config, interface)
     {
-        count::service(known.slot(), frame.length, false);
+        count::service(entry.slot(), frame.length, false);
         return forward::send(frame, &packet, node, config.handover, None, (false, 0));
     }
-    if let Some(backend) = known.plain_backend(config, &segment, now) {
+    if let Some(backend) = entry.plain_backend(config, &segment, now) {
         if handed_over {
             count::stat(Stat::FromPeer, frame.length);
         }
-        count::service(known.slot(), frame.length, false);
+        count::service(entry.slot(), frame.length, false);
         return nat::deliver(frame, interface, &packet, &transport, &segment, backend);
     }
-    let found = match known.found(&segment, &source, now) {
+    let found = match entry.found(&segment, &source, now) {
         Ok(Some(found)) => found,
         Ok(None) => return tell(told(KNOWN_NEW), Verdict::NEW),
         Err(reason) => {
@@ -137,7 +137,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let source = || Source { frame, interface, vip: flags() };
     let recorded = match known() {
         KNOWN_NEW | KNOWN_OPENING => None,
-        _ => known::find(config(), &key, place, &segment, &source(), time::now())?,
+        _ => flow_entry::find(config(), &key, place, &segment, &source(), time::now())?,
     };
     let (mut found, is_new, to_remember) = match recorded {
         Some(found) => {
@@ -253,9 +253,9 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
 }
 
-/// Sends the packet to the backend. `KNOWN`: a record's, which [`known::find`] has returned.
+/// Sends the packet to the backend. `RECORDED`: a record's, which [`flow_entry::find`] has returned.
 #[inline(always)]
-fn send<const V6: bool, const KNOWN: bool>(
+fn send<const V6: bool, const RECORDED: bool>(
     config: &Config,
     frame: &Frame,
     interface: &Interface,
@@ -274,7 +274,7 @@ fn send<const V6: bool, const KNOWN: bool>(
         None => {
             let node = match found.target.remote {
                 // `Source::is_fit` has just checked it.
-                Some(node) if KNOWN => node,
+                Some(node) if RECORDED => node,
                 _ => service::node(&found.target)?,
             };
             if found.kept != Kept::Record {
@@ -290,7 +290,7 @@ fn send<const V6: bool, const KNOWN: bool>(
 fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usize, embedded: &Embedded<V6>) -> Outcome {
     let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
     let &Source { frame, interface, vip } = source;
-    let (target, state) = match known::look(&key, vip) {
+    let (target, state) = match flow_entry::look(&key, vip) {
         Some((target, state)) if service::is_fit(&target, source) => (target, state),
         _ => {
             let service = service::find(&key, vip).map_err(|_| DropReason::Icmp)?;

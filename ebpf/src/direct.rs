@@ -16,10 +16,10 @@ use vipmux_common::abi::{Address, INTERFACE_GENERIC, Interface, SERVICE_DIRECT};
 
 use crate::{
     extensions::LATER,
-    fragment,
+    flow_entry, fragment,
     frame::ETHERNET_LENGTH,
     icmp::Embedded,
-    known, linear,
+    linear,
     maps::{VIPS, copy},
     neighbor,
     packet::Packet,
@@ -106,7 +106,7 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
     } else {
         linear::segment(context, &transport, start, end)?.flow(packet.source, vip)
     };
-    let (target, flags) = known::look(&key, vip::Flags(0))?;
+    let (target, flags) = flow_entry::look(&key, vip::Flags(0))?;
     (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))
 }
 

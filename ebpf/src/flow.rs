@@ -1,6 +1,6 @@
 //! Records of flows, and backends.
 //!
-//! [`crate::known`] finds the records of clients' packets, [`crate::position`] says where they are, and
+//! [`crate::flow_entry`] finds the records of clients' packets, [`crate::position`] says where they are, and
 //! [`crate::record`] writes them.
 
 use core::ptr;

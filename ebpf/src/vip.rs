@@ -125,14 +125,14 @@ enum Indexed {
 fn indexed(address: &Address) -> Indexed {
     let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return Indexed::Nowhere };
     let (high, _) = halves(address);
-    let known = &raw const slot.address;
+    let indexed = &raw const slot.address;
     // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
     // alone without the flag, so that what is not here yet is looked up. What differs most is compared
     // first.
     unsafe {
-        if ptr::read_volatile(&raw const (*known).w3) == address.w3
-            && ptr::read_volatile(&raw const (*known).w2) == address.w2
-            && ptr::read_volatile(known.cast::<u64>()) == high
+        if ptr::read_volatile(&raw const (*indexed).w3) == address.w3
+            && ptr::read_volatile(&raw const (*indexed).w2) == address.w2
+            && ptr::read_volatile(indexed.cast::<u64>()) == high
         {
             let id = ptr::read_volatile(&raw const slot.id);
             if id != 0 {

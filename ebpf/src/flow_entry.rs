@@ -1,4 +1,4 @@
-//! What the flow table knows of a packet's flow: where it goes, and what becomes of its record.
+//! The flow table's entry of a packet's flow: where it goes, and what becomes of its record.
 
 use core::ptr;
 
@@ -53,7 +53,7 @@ impl Source<'_> {
 }
 
 /// A flow's record, with the Service port and the node that it names.
-pub(crate) struct Known {
+pub(crate) struct FlowEntry {
     record: *mut FlowRecord,
     flow: Flow,
     /// Of the Service port that has the slot now.
@@ -63,7 +63,7 @@ pub(crate) struct Known {
     flags_epoch: u64,
 }
 
-impl Known {
+impl FlowEntry {
     /// Returns a flow's record, if it is whole.
     #[inline(always)]
     pub(crate) fn get(config: &Config, key: &FlowKey, place: Place, vip: vip::Flags) -> Option<Self> {
@@ -291,7 +291,7 @@ pub(crate) fn find(
     source: &Source,
     now: u64,
 ) -> Result<Option<Found>, DropReason> {
-    Known::get(config, key, place, source.vip).map_or(Ok(None), |known| known.found(segment, source, now))
+    FlowEntry::get(config, key, place, source.vip).map_or(Ok(None), |entry| entry.found(segment, source, now))
 }
 
 /// Returns a record's backend and its Service's flags. The record stays unchanged: this is for
@@ -299,7 +299,7 @@ pub(crate) fn find(
 #[inline(always)]
 pub(crate) fn look(key: &FlowKey, vip: vip::Flags) -> Option<(Target, u32)> {
     let config = config();
-    let known = Known::get(config, key, position::place(config, key), vip)?;
-    let (target, _) = known.target(false, false)?;
-    known.has_service().then_some((target, known.state.flags))
+    let entry = FlowEntry::get(config, key, position::place(config, key), vip)?;
+    let (target, _) = entry.target(false, false)?;
+    entry.has_service().then_some((target, entry.state.flags))
 }
