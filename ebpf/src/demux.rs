@@ -2,7 +2,7 @@
 //!
 //! It has three parts, each in its own program. So the verifier has three small problems instead of
 //! their product, and each part has its own stack. [`established`] handles flows with a record,
-//! which are nearly all packets. [`new`] makes records. [`odd`] handles the rest.
+//! which are nearly all packets. [`new`] makes records. [`slow_path`] handles the rest.
 //!
 //! A SYN is taken for new at once. While memory delivers its set of the flow table, [`new`] chooses a
 //! backend. If the flow has a record after all, or none can be chosen, [`new`] runs again and looks
@@ -47,7 +47,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let handed_over = flags.is_handed_over();
     let (config, now) = (config(), time::now());
     if neighbor::is_abandoned(config, now) && !handed_over && !peer::has_handed_over_elsewhere(frame, interface) {
-        return tell(Scratch { known: KNOWN_ABANDONED, ..Scratch::default() }, Verdict::ODD);
+        return tell(Scratch { known: KNOWN_ABANDONED, ..Scratch::default() }, Verdict::SLOW);
     }
     let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
@@ -125,7 +125,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let offset = (transport.at - frame.start) & FARTHEST;
     let transport = Transport { at: pin(frame.start + offset), ..transport.unknown(zero) };
     if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
-        return tell(Scratch::default(), Verdict::ODD);
+        return tell(Scratch::default(), Verdict::SLOW);
     }
     let segment = transport.segment(frame.end)?.unknown(zero);
     let key = segment.flow(packet.source, id);
@@ -211,7 +211,7 @@ pub(crate) fn claimed(outcome: Outcome) -> Verdict {
         Verdict::NO_BACKEND => KNOWN_NO_BACKEND,
         verdict => return verdict,
     };
-    Verdict::of(tell(Scratch { known, ..Scratch::default() }, Verdict::ODD))
+    Verdict::of(tell(Scratch { known, ..Scratch::default() }, Verdict::SLOW))
 }
 
 /// Returns why a packet cannot be handed over that is about a flow, or a fragment. Nobody is told.
@@ -225,7 +225,7 @@ pub(crate) fn undeliverable() -> Verdict {
 
 /// Handles the remaining packets to a VIP: without ports, or without a backend.
 #[inline(always)]
-pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
+pub(crate) fn slow_path<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
     match scratch.known {
         KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),

@@ -68,7 +68,7 @@ pub(crate) fn send<const V6: bool>(
 /// Passes a packet to the program that answers it. `mtu`: 0 if its TTL is at an end.
 #[inline(always)]
 fn undeliverable(mtu: u32) -> Outcome {
-    tell(Scratch { known: KNOWN_UNDELIVERABLE, vip: mtu, ..Scratch::default() }, Verdict::ODD)
+    tell(Scratch { known: KNOWN_UNDELIVERABLE, vip: mtu, ..Scratch::default() }, Verdict::SLOW)
 }
 
 /// As [`hand_over`], for a packet with its own checksum, which may have to be completed.

@@ -76,7 +76,7 @@ use aya_ebpf::{
     programs::{RawTracePointContext, TcContext, XdpContext},
 };
 use vipmux_common::abi::{
-    CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, CALL_OTHER, DropReason, INTERFACE_BACKUP, INTERFACE_NO_DIRECT,
+    CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_OTHER, CALL_SLOW, DropReason, INTERFACE_BACKUP, INTERFACE_NO_DIRECT,
     Interface,
 };
 
@@ -129,14 +129,14 @@ pub fn vipmux_new_ipv4_frags(context: XdpContext) -> u32 {
 
 /// Called for IPv4 packets that belong to no flow.
 #[xdp]
-pub fn vipmux_odd_ipv4(context: XdpContext) -> u32 {
-    run_odd::<false, false>(&context)
+pub fn vipmux_slow_v4(context: XdpContext) -> u32 {
+    run_slow::<false, false>(&context)
 }
 
 /// The same for frames in several buffers.
 #[xdp(frags)]
-pub fn vipmux_odd_ipv4_frags(context: XdpContext) -> u32 {
-    run_odd::<false, true>(&context)
+pub fn vipmux_slow_v4_frags(context: XdpContext) -> u32 {
+    run_slow::<false, true>(&context)
 }
 
 /// Called for IPv6 packets whose flow [`vipmux_xdp`] does not know.
@@ -153,14 +153,14 @@ pub fn vipmux_new_ipv6_frags(context: XdpContext) -> u32 {
 
 /// Called for IPv6 packets that belong to no flow, Neighbor Discovery among them.
 #[xdp]
-pub fn vipmux_odd_ipv6(context: XdpContext) -> u32 {
-    run_odd::<true, false>(&context)
+pub fn vipmux_slow_v6(context: XdpContext) -> u32 {
+    run_slow::<true, false>(&context)
 }
 
 /// The same for frames in several buffers.
 #[xdp(frags)]
-pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
-    run_odd::<true, true>(&context)
+pub fn vipmux_slow_v6_frags(context: XdpContext) -> u32 {
+    run_slow::<true, true>(&context)
 }
 
 #[inline(always)]
@@ -192,14 +192,14 @@ fn handle<const FRAGMENTED: bool>(context: &XdpContext, frame: Frame) -> u32 {
     let is_v6 = frame.ethertype == ETHERTYPE_IPV6;
     let outcome = match frame.ethertype {
         ETHERTYPE_IPV4 if own => demux::established::<false>(&frame, interface),
-        ETHERTYPE_IPV6 if ndp::may_concern(&frame, own) && (own || !is_backup(interface)) => Ok(Verdict::ODD),
+        ETHERTYPE_IPV6 if ndp::may_concern(&frame, own) && (own || !is_backup(interface)) => Ok(Verdict::SLOW),
         ETHERTYPE_IPV6 if own => demux::established::<true>(&frame, interface),
         ETHERTYPE_ARP if own || frame.is_group() && !is_backup(interface) => arp::receive(&frame, interface),
         _ => Ok(Verdict::PASS),
     };
     match Verdict::of(outcome) {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(is_v6)),
-        Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(is_v6)),
+        Verdict::SLOW => call::<FRAGMENTED>(context, CALL_SLOW + u32::from(is_v6)),
         verdict => verdict.act(context.ctx, ifindex, length),
     }
 }
@@ -231,14 +231,14 @@ fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
     let length = frame.length;
     match demux::claimed(demux::new::<V6>(&frame, interface)) {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(V6)),
-        Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(V6)),
+        Verdict::SLOW => call::<FRAGMENTED>(context, CALL_SLOW + u32::from(V6)),
         // Read again, since the stack has no room.
         verdict => verdict.act(context.ctx, context.ingress_ifindex() as u32, length),
     }
 }
 
 #[inline(always)]
-fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+fn run_slow<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     let Some((mut frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
     // Answers are cut to their length.
     frame.measure();
@@ -246,11 +246,11 @@ fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
     let outcome = if V6 && ndp::may_concern(&frame, frame.destination == interface.mac) {
         ndp::receive(&frame, interface)
     } else {
-        demux::odd::<V6>(&frame, interface)
+        demux::slow_path::<V6>(&frame, interface)
     };
     match Verdict::of(outcome) {
         Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(V6)),
-        Verdict::ODD => demux::undeliverable().act(context.ctx, ifindex, length),
+        Verdict::SLOW => demux::undeliverable().act(context.ctx, ifindex, length),
         verdict => verdict.act(context.ctx, ifindex, length),
     }
 }

@@ -45,8 +45,8 @@ impl Verdict {
     pub(crate) const TRANSMIT: Self = Self(Action::Transmit as u64);
     /// For the program for new flows.
     pub(crate) const NEW: Self = Self(5);
-    /// For the program for all other packets.
-    pub(crate) const ODD: Self = Self(6);
+    /// For the program of the slow path: all other packets.
+    pub(crate) const SLOW: Self = Self(6);
 
     pub(crate) const NO_SERVICE: Self = Self::drop(DropReason::NoService);
     pub(crate) const NO_BACKEND: Self = Self::drop(DropReason::NoBackend);

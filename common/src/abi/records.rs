@@ -134,9 +134,9 @@ pub const KNOWN_ABANDONED: u32 = 7;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;
-/// Index into the program arrays: packets that belong to no flow and begin none, IPv4. One more:
-/// IPv6.
-pub const CALL_ODD: u32 = 2;
+/// Index into the program arrays: the slow path, for packets that belong to no flow and begin none, IPv4.
+/// One more: IPv6.
+pub const CALL_SLOW: u32 = 2;
 /// Index into the program arrays: frames that are not IPv4 or IPv6 without a VLAN tag.
 pub const CALL_OTHER: u32 = 4;
 /// Elements of the program arrays.

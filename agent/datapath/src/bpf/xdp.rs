@@ -1,7 +1,7 @@
 //! Loads the XDP programs: one for the interfaces, and those that it calls for rarer packets.
 
 use aya::Ebpf;
-use vipmux_common::abi::{CALL_NEW, CALL_ODD, CALL_OTHER, CALLS};
+use vipmux_common::abi::{CALL_NEW, CALL_OTHER, CALL_SLOW, CALLS};
 
 use super::{
     kernel_version::kernel_is,
@@ -50,8 +50,8 @@ impl Buffers {
                 [
                     ("vipmux_new_ipv4", CALL_NEW),
                     ("vipmux_new_ipv6", CALL_NEW + 1),
-                    ("vipmux_odd_ipv4", CALL_ODD),
-                    ("vipmux_odd_ipv6", CALL_ODD + 1),
+                    ("vipmux_slow_v4", CALL_SLOW),
+                    ("vipmux_slow_v6", CALL_SLOW + 1),
                     ("vipmux_other", CALL_OTHER),
                 ],
             ),
@@ -60,8 +60,8 @@ impl Buffers {
                 [
                     ("vipmux_new_ipv4_frags", CALL_NEW),
                     ("vipmux_new_ipv6_frags", CALL_NEW + 1),
-                    ("vipmux_odd_ipv4_frags", CALL_ODD),
-                    ("vipmux_odd_ipv6_frags", CALL_ODD + 1),
+                    ("vipmux_slow_v4_frags", CALL_SLOW),
+                    ("vipmux_slow_v6_frags", CALL_SLOW + 1),
                     ("vipmux_other_frags", CALL_OTHER),
                 ],
             ),
