@@ -12,7 +12,7 @@
 //! | [`frame`], [`packet`], [`extensions`], [`segment`], [`linear`], [`wire`] | bounds-checked views: Ethernet, IP, extension headers, TCP, UDP, SCTP |
 //! | [`maps`], [`scratch`], [`vip`], [`time`], [`lock`], [`count`], [`budget`] | maps and their values, locks, counters, rate limits |
 //! | [`neighbor`], [`arp`], [`ndp`], [`peer`] | who answers for an address, and how; which frames are of other nodes |
-//! | [`position`], [`flow`], [`destination`], [`flow_entry`], [`record`], [`survey`] | the flow table: find a record, read, judge and write it, make room |
+//! | [`position`], [`flow`], [`destination`], [`flow_entry`], [`record`], [`occupancy`] | the flow table: find a record, read, judge and write it, make room |
 //! | [`service`], [`client`], [`fragment`] | Services and their tables, source ranges and affinity, fragments |
 //! | [`demux`], [`verdict`] | the path of a packet to its verdict |
 //! | [`nat`], [`forward`], [`partial`], [`merged`] | to a backend here or on another node; partial checksums; merged frames |
@@ -47,6 +47,7 @@ mod merged;
 mod nat;
 mod ndp;
 mod neighbor;
+mod occupancy;
 mod packet;
 mod partial;
 mod peer;
@@ -59,7 +60,6 @@ mod restore;
 mod scratch;
 mod segment;
 mod service;
-mod survey;
 mod time;
 mod verdict;
 mod vip;

@@ -19,10 +19,10 @@ use crate::{
     flow::{Flow, after_client},
     lock::{self, Lock, release_both, take_both},
     maps::{Workspace, config},
+    occupancy::{ESTABLISHED, FREE, IDLE, INVALID, LIVE, Occupancy, UNPROVEN, flow_occupancy},
     position::{self, Position, Words},
     scratch::is_opening,
     segment::Segment,
-    survey::{ESTABLISHED, FREE, IDLE, INVALID, LIVE, Survey, UNPROVEN, flow_survey},
 };
 
 /// No record was written: there is no room.
@@ -114,7 +114,7 @@ fn keeps() -> bool {
 #[inline(never)]
 extern "C" fn flow_record(first: Position) -> u32 {
     let Some(lock) = Lock::take(first) else { return NO_ROOM };
-    let one = Survey(flow_survey(first));
+    let one = Occupancy(flow_occupancy(first));
     let outcome = if one.has_flow() && keeps() {
         KNOWN
     } else if one.collides(first) {
@@ -143,7 +143,7 @@ extern "C" fn flow_record_in_either(sets: u64) -> u32 {
 
 #[inline(always)]
 fn place_record(first: Position, second: Position) -> u32 {
-    let (one, other) = (Survey(flow_survey(first)), Survey(flow_survey(second)));
+    let (one, other) = (Occupancy(flow_occupancy(first)), Occupancy(flow_occupancy(second)));
     if (one.has_flow() || other.has_flow()) && keeps() {
         return KNOWN;
     }
@@ -166,9 +166,9 @@ fn place_record(first: Position, second: Position) -> u32 {
     write::<true>(set, best)
 }
 
-/// Writes the record into a set, after its survey. `CHECK`: the best one to replace may be of any rank.
+/// Writes the record into a set, after a look at its occupancy. `CHECK`: the best one to replace may be of any rank.
 #[inline(always)]
-fn write<const CHECK: bool>(set: Position, best: Survey) -> u32 {
+fn write<const CHECK: bool>(set: Position, best: Occupancy) -> u32 {
     let Some(Workspace { flow: new, highest, otherwise, .. }) = Workspace::get() else { return NO_ROOM };
     let rank = if best.has_flow() { FREE } else { best.rank() };
     if CHECK && rank > u64::from(highest.get()) {
@@ -232,7 +232,7 @@ extern "C" fn flow_unlock_all(sets: u64) -> u32 {
 #[inline(never)]
 extern "C" fn flow_in_reserve(first: Position) -> u32 {
     let reserve = position::reserve(first);
-    let third = Survey(flow_survey(reserve));
+    let third = Occupancy(flow_occupancy(reserve));
     if third.has_flow() && is_opening() {
         return KNOWN;
     }
@@ -269,7 +269,7 @@ extern "C" fn flow_place(sets: u64) -> u32 {
 #[inline(never)]
 extern "C" fn flow_leave_reserve(first: Position, placed: u32) -> u32 {
     let reserve = position::reserve(first);
-    let third = Survey(flow_survey(reserve));
+    let third = Occupancy(flow_occupancy(reserve));
     if placed == ALL_SETS {
         let Some(Workspace { flow: new, .. }) = Workspace::get() else { return NO_ROOM };
         new[6].set(new[6].get() | u64::from(RESERVE_EPOCH) << 32);

@@ -40,9 +40,9 @@ pub(crate) const ESTABLISHED: u64 = 7;
 /// score from bit 8 on, the numbers of used and of unproven records from bits 48 and 52 on, a bit
 /// for each record of the same client port from bit 56 on, and a flag.
 #[derive(Clone, Copy)]
-pub(crate) struct Survey(pub(crate) u64);
+pub(crate) struct Occupancy(pub(crate) u64);
 
-impl Survey {
+impl Occupancy {
     /// The set has a record of the same flow: bits 0 and 1.
     const HAS_FLOW: u64 = 1 << 62;
     /// The set cannot be read.
@@ -100,13 +100,13 @@ impl Survey {
     }
 }
 
-/// Looks at a set's records for the one in the workspace. Returns a [`Survey`].
+/// Looks at a set's records for the one in the workspace. Returns an [`Occupancy`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
+pub(crate) extern "C" fn flow_occupancy(set: Position) -> u64 {
     const CLOSING: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
-    let Some(Workspace { flow: new, place, now, .. }) = Workspace::get() else { return Survey::FAILED.0 };
-    let Some(records) = position::records(set / WAYS) else { return Survey::FAILED.0 };
+    let Some(Workspace { flow: new, place, now, .. }) = Workspace::get() else { return Occupancy::FAILED.0 };
+    let Some(records) = position::records(set / WAYS) else { return Occupancy::FAILED.0 };
     let (mut best, mut found) = (u64::MAX, 0);
     let since = since_removal(config(), now.get());
     for number in 0..WAYS {
@@ -123,31 +123,31 @@ pub(crate) extern "C" fn flow_survey(set: Position) -> u64 {
             }
             continue;
         }
-        found += 1 << Survey::USED;
+        found += 1 << Occupancy::USED;
         const PROTOCOL: u64 = 0xff << 16;
         let state = word(6);
         // What differs most comes first.
         let is_client = word(3) == new[3].get() && word(2) == new[2].get() && (state ^ new[6].get()) & PROTOCOL == 0;
         if is_client && ports == new[1].get() {
-            found |= Survey::HAS_FLOW | u64::from(way);
+            found |= Occupancy::HAS_FLOW | u64::from(way);
             continue;
         }
         if is_client {
-            found |= 1 << (Survey::SAME_CLIENT + way);
+            found |= 1 << (Occupancy::SAME_CLIENT + way);
         }
         // In a flood nearly all are, and a call costs more than this.
         let flags = (state >> 24) as u32 & (CLOSING | FLOW_UNPROVEN);
         let is_unproven = flags != 0 && flags & CLOSING == 0;
         let age = age_low((word(7) >> 32) as u32, now.get());
         let score = if is_unproven && age < since { score(UNPROVEN, age) } else { flow_score(set + way, now.get()) };
-        if score >> Survey::RANK == UNPROVEN {
-            found += 1 << Survey::UNPROVEN_COUNT;
+        if score >> Occupancy::RANK == UNPROVEN {
+            found += 1 << Occupancy::UNPROVEN_COUNT;
         }
         // Of records of one age, the flow's hash decides: with the lowest way, a flood would always meet
         // the newest of them.
         best = best.min(score | u64::from(number << 2 | way));
     }
-    if found & Survey::HAS_FLOW != 0 { found } else { best & (Survey::SCORE | 3) | found }
+    if found & Occupancy::HAS_FLOW != 0 { found } else { best & (Occupancy::SCORE | 3) | found }
 }
 
 /// Returns the rank of a used record and its age, as a number: the lower, the sooner it makes room.
@@ -163,7 +163,7 @@ extern "C" fn flow_score(position: Position, now: u32) -> u64 {
 
 #[inline(always)]
 fn score(rank: u64, age: u32) -> u64 {
-    rank << Survey::RANK | u64::from(!age) << 8
+    rank << Occupancy::RANK | u64::from(!age) << 8
 }
 
 /// Returns the jiffies since the last removal of a Service port or a backend, less a second for packets that
