@@ -15,7 +15,7 @@ use crate::{
     maps::config,
     packet::Packet,
     position,
-    scratch::tell,
+    scratch::pass_on,
     service::Source,
     time,
     verdict::{Outcome, Verdict},
@@ -28,7 +28,7 @@ pub(crate) fn receive<const V6: bool>(frame: &Frame, interface: &Interface) -> O
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
     let Some((id, vip)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     match is_of_local_flow(&Source { frame, interface, vip }, &packet, id) {
-        Some(true) => tell(Scratch::default(), Verdict::NEW),
+        Some(true) => pass_on(Scratch::default(), Verdict::NEW),
         _ => Ok(Verdict::PASS),
     }
 }
@@ -53,7 +53,7 @@ fn is_of_local_flow<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u3
         if !entry.is_local() {
             return None;
         }
-        entry.found(&segment, source, time::now()).ok()??.target
+        entry.destination(&segment, source, time::now()).ok()??.target
     };
     Some(target.local.is_some())
 }

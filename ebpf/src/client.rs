@@ -11,7 +11,7 @@ use vipmux_common::{
 };
 
 use crate::{
-    destination::Found,
+    destination::Destination,
     flow::Target,
     maps::{AFFINITY, BACKENDS, SOURCE_RANGES},
     time,
@@ -45,19 +45,19 @@ extern "C" fn client_in_set(set: u32, high: u64, low: u64) -> u32 {
 #[inline(always)]
 pub(crate) fn remembered(client: &Address, service: &ServiceValue, vip: vip::Flags) -> Option<Target> {
     let (high, low) = halves(client);
-    let found = client_remembered(high, low, of(service), service.affinity);
+    let backend = client_remembered(high, low, of(service), service.affinity);
     // The generation is the record's. If the index was reused meanwhile, this is still a backend.
-    if found == NONE { None } else { Target::get(found as u32, vip) }
+    if backend == NONE { None } else { Target::get(backend as u32, vip) }
 }
 
 /// Records the backend of a client's flow. Without room, the table decides the next time too.
 #[inline(always)]
-pub(crate) fn remember(client: &Address, found: &Found) {
+pub(crate) fn remember(client: &Address, destination: &Destination) {
     let (high, low) = halves(client);
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let generation = BACKENDS.get(found.target.index).map_or(0, |backend| backend.generation);
-    let backend = pair(found.target.index, generation);
-    client_remember(high, low, pair(found.slot, found.slot_generation), backend);
+    let generation = BACKENDS.get(destination.target.index).map_or(0, |backend| backend.generation);
+    let backend = pair(destination.target.index, generation);
+    client_remember(high, low, pair(destination.slot, destination.slot_generation), backend);
 }
 
 /// The value for no backend.

@@ -12,15 +12,15 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_ABANDONED, KNOWN_NEW, KNOWN_NO_BACKEND,
-        KNOWN_NO_SERVICE, KNOWN_OPENING, KNOWN_UNDELIVERABLE, KNOWN_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
+        Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, RESULT_ABANDONED, RESULT_NEW, RESULT_NO_BACKEND,
+        RESULT_NO_SERVICE, RESULT_OPENING, RESULT_UNDELIVERABLE, RESULT_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
     },
     hash,
 };
 
 use crate::{
     abandoned, client, count,
-    destination::{Found, Kept},
+    destination::{Destination, EntryState},
     extensions::LATER,
     flow_entry::{self, FlowEntry},
     forward, fragment,
@@ -30,7 +30,7 @@ use crate::{
     nat, neighbor,
     packet::{FARTHEST, Packet, Transport},
     peer, position, record, reject,
-    scratch::{look_for_record, tell, try_another_backend},
+    scratch::{look_for_record, pass_on, try_another_backend},
     segment::Segment,
     service::{self, Source},
     time,
@@ -47,18 +47,18 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let handed_over = flags.is_handed_over();
     let (config, now) = (config(), time::now());
     if neighbor::is_abandoned(config, now) && !handed_over && !peer::has_handed_over_elsewhere(frame, interface) {
-        return tell(Scratch { known: KNOWN_ABANDONED, ..Scratch::default() }, Verdict::SLOW);
+        return pass_on(Scratch { result: RESULT_ABANDONED, ..Scratch::default() }, Verdict::SLOW);
     }
-    let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
-    let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
+    let Some(transport) = packet.whole(frame.available()) else { return pass_on(Scratch::default(), Verdict::NEW) };
+    let Ok(segment) = transport.segment(frame.end) else { return pass_on(Scratch::default(), Verdict::NEW) };
     let key = segment.flow(packet.source, id);
-    let told = |known| Scratch { known, vip: id, vip_flags: flags.0, attempts: 0 };
+    let with = |result| Scratch { result, vip: id, vip_flags: flags.0, attempts: 0 };
     if segment.is_syn() {
-        return tell(told(KNOWN_OPENING), Verdict::NEW);
+        return pass_on(with(RESULT_OPENING), Verdict::NEW);
     }
     let source = Source { frame, interface, vip: flags };
     let Some(entry) = FlowEntry::get(config, &key, position::place(config, &key), flags) else {
-        return tell(told(KNOWN_NEW), Verdict::NEW);
+        return pass_on(with(RESULT_NEW), Verdict::NEW);
     };
     if let Some(node) = entry.plain_node(config, &segment, &source, now)
         && forward::is_plain(config, interface)
@@ -73,9 +73,9 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         count::service(entry.slot(), frame.length, false);
         return nat::deliver(frame, interface, &packet, &transport, &segment, backend);
     }
-    let found = match entry.found(&segment, &source, now) {
-        Ok(Some(found)) => found,
-        Ok(None) => return tell(told(KNOWN_NEW), Verdict::NEW),
+    let destination = match entry.destination(&segment, &source, now) {
+        Ok(Some(destination)) => destination,
+        Ok(None) => return pass_on(with(RESULT_NEW), Verdict::NEW),
         Err(reason) => {
             if handed_over {
                 count::stat(Stat::FromPeer, frame.length);
@@ -83,17 +83,17 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
             return Err(reason.into());
         }
     };
-    if matches!(found.kept, Kept::Partly | Kept::Renewed | Kept::Reserve) {
-        return tell(Scratch::default(), Verdict::NEW);
+    if matches!(destination.entry, EntryState::Partial | EntryState::Renewed | EntryState::Reserve) {
+        return pass_on(Scratch::default(), Verdict::NEW);
     }
     if handed_over {
         count::stat(Stat::FromPeer, frame.length);
     }
-    if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
+    if destination.ranges != 0 && !client::is_allowed(destination.ranges, &packet.source) {
         return Err(DropReason::SourceRange.into());
     }
-    count::service(found.slot, frame.length, false);
-    send::<V6, true>(config, frame, interface, &packet, &transport, &segment, &found)
+    count::service(destination.slot, frame.length, false);
+    send::<V6, true>(config, frame, interface, &packet, &transport, &segment, &destination)
 }
 
 /// Handles an IP packet that is addressed to this interface's MAC, if [`established`] does not know
@@ -104,11 +104,11 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let scratch = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
     // Read for each use, since the stack has no room.
     // SAFETY: a per-CPU value.
-    let known = move || unsafe { ptr::read_volatile(&raw const (*scratch).known) };
+    let result = move || unsafe { ptr::read_volatile(&raw const (*scratch).result) };
     // SAFETY: as above.
     let attempts = move || unsafe { ptr::read_volatile(&raw const (*scratch).attempts) };
-    let is_opening = || known() == KNOWN_OPENING;
-    if !matches!(known(), KNOWN_NEW | KNOWN_OPENING | KNOWN_VIP) {
+    let is_opening = || result() == RESULT_OPENING;
+    if !matches!(result(), RESULT_NEW | RESULT_OPENING | RESULT_VIP) {
         let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
         // SAFETY: as above.
         unsafe { *scratch = Scratch { vip: id, vip_flags: flags.0, ..Scratch::default() } };
@@ -125,26 +125,26 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let offset = (transport.at - frame.start) & FARTHEST;
     let transport = Transport { at: pin(frame.start + offset), ..transport.unknown(zero) };
     if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
-        return tell(Scratch::default(), Verdict::SLOW);
+        return pass_on(Scratch::default(), Verdict::SLOW);
     }
     let segment = transport.segment(frame.end)?.unknown(zero);
     let key = segment.flow(packet.source, id);
     let place = position::place(config(), &key);
     position::fetch(place.set(config().flow_mask));
-    if flags().is_handed_over() && attempts() == 0 && known() != KNOWN_VIP {
+    if flags().is_handed_over() && attempts() == 0 && result() != RESULT_VIP {
         count::stat(Stat::FromPeer, frame.length);
     }
     let source = || Source { frame, interface, vip: flags() };
-    let recorded = match known() {
-        KNOWN_NEW | KNOWN_OPENING => None,
+    let recorded = match result() {
+        RESULT_NEW | RESULT_OPENING => None,
         _ => flow_entry::find(config(), &key, place, &segment, &source(), time::now())?,
     };
-    let (mut found, is_new, to_remember) = match recorded {
-        Some(found) => {
-            if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
+    let (mut destination, is_new, to_remember) = match recorded {
+        Some(destination) => {
+            if destination.ranges != 0 && !client::is_allowed(destination.ranges, &packet.source) {
                 return Err(DropReason::SourceRange.into());
             }
-            (found, false, false)
+            (destination, false, false)
         }
         None => {
             // A VIP's answers would come here again. Two VIPs that answer everything would loop
@@ -171,47 +171,47 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 Err(reason) => return Err(reason.into()),
             };
             let (slot, slot_generation, flags) = (service.slot, service.generation, state.flags);
-            let found = Found { target, slot, slot_generation, flags, ranges: 0, kept: Kept::Partly };
-            (found, true, to_remember)
+            let destination = Destination { target, slot, slot_generation, flags, ranges: 0, entry: EntryState::Partial };
+            (destination, true, to_remember)
         }
     };
-    if matches!(found.kept, Kept::Partly | Kept::Renewed | Kept::Reserve) {
-        found.kept = record::record(&key, place, &found, &segment, time::now());
+    if matches!(destination.entry, EntryState::Partial | EntryState::Renewed | EntryState::Reserve) {
+        destination.entry = record::record(&key, place, &destination, &segment, time::now());
     }
-    match found.kept {
-        Kept::Known => return look_for_record(),
-        Kept::Collision if (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS => {
+    match destination.entry {
+        EntryState::Existing => return look_for_record(),
+        EntryState::Collision if (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS => {
             return try_another_backend();
         }
         _ => {}
     }
-    let is_recorded = is_new && found.kept == Kept::Record;
+    let is_recorded = is_new && destination.entry == EntryState::Present;
     if is_recorded && to_remember {
-        client::remember(&packet.source, &found);
+        client::remember(&packet.source, &destination);
     }
     if is_recorded {
         count::stat(Stat::NewFlows, frame.length);
     }
-    count::service(found.slot, frame.length, is_recorded);
-    fragment::record(&packet, &transport, &found, time::now())?;
+    count::service(destination.slot, frame.length, is_recorded);
+    fragment::record(&packet, &transport, &destination, time::now())?;
     let at = pin(frame.start + opaque(offset as u64) as usize);
     let transport = Transport { at, protocol: segment.protocol, ..transport };
     // Read again, since the stack has no room.
     let (_, end) = frame::bounds(frame.context);
     let segment = transport.segment(end)?;
-    send::<V6, false>(config(), frame, interface, &packet, &transport, &segment, &found)
+    send::<V6, false>(config(), frame, interface, &packet, &transport, &segment, &destination)
 }
 
 /// A packet that no Service or no backend takes continues to the program that answers it.
 #[inline(always)]
 pub(crate) fn claimed(outcome: Outcome) -> Verdict {
     let verdict = Verdict::of(outcome);
-    let known = match verdict {
-        Verdict::NO_SERVICE => KNOWN_NO_SERVICE,
-        Verdict::NO_BACKEND => KNOWN_NO_BACKEND,
+    let result = match verdict {
+        Verdict::NO_SERVICE => RESULT_NO_SERVICE,
+        Verdict::NO_BACKEND => RESULT_NO_BACKEND,
         verdict => return verdict,
     };
-    Verdict::of(tell(Scratch { known, ..Scratch::default() }, Verdict::SLOW))
+    Verdict::of(pass_on(Scratch { result, ..Scratch::default() }, Verdict::SLOW))
 }
 
 /// Returns why a packet cannot be handed over that is about a flow, or a fragment. Nobody is told.
@@ -227,11 +227,11 @@ pub(crate) fn undeliverable() -> Verdict {
 #[inline(always)]
 pub(crate) fn slow_path<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
-    match scratch.known {
-        KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
-        KNOWN_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
-        KNOWN_ABANDONED => return abandoned::receive::<V6>(frame, interface),
-        KNOWN_UNDELIVERABLE => return Ok(reject::undeliverable::<V6>(frame, interface, scratch.vip)),
+    match scratch.result {
+        RESULT_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
+        RESULT_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
+        RESULT_ABANDONED => return abandoned::receive::<V6>(frame, interface),
+        RESULT_UNDELIVERABLE => return Ok(reject::undeliverable::<V6>(frame, interface, scratch.vip)),
         _ => {}
     }
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
@@ -262,22 +262,22 @@ fn send<const V6: bool, const RECORDED: bool>(
     packet: &Packet<V6>,
     transport: &Transport,
     segment: &Segment,
-    found: &Found,
+    destination: &Destination,
 ) -> Outcome {
-    match found.target.local {
+    match destination.target.local {
         // Its replies would not be translated, or the program that sends it finds the backend by
         // the record.
-        Some(_) if found.kept == Kept::NoRoom => Err(DropReason::RecordLimited.into()),
-        Some(_) if found.kept == Kept::Collision => Err(DropReason::TupleCollision.into()),
-        Some(_) if found.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
+        Some(_) if destination.entry == EntryState::NoRoom => Err(DropReason::RecordLimited.into()),
+        Some(_) if destination.entry == EntryState::Collision => Err(DropReason::TupleCollision.into()),
+        Some(_) if destination.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend),
         None => {
-            let node = match found.target.remote {
+            let node = match destination.target.remote {
                 // `Source::is_fit` has just checked it.
                 Some(node) if RECORDED => node,
-                _ => service::node(&found.target)?,
+                _ => service::node(&destination.target)?,
             };
-            if found.kept != Kept::Record {
+            if destination.entry != EntryState::Present {
                 count::stat(Stat::Unrecorded, frame.length);
             }
             forward::hand_over_segment(config, frame, packet, transport, segment, interface, node)

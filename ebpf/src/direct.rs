@@ -142,9 +142,9 @@ fn route<const V6: bool>(context: &TcContext, client: &Address, backend: &Addres
             lookup.__bindgen_anon_3.ipv4_src = client.w3;
             lookup.__bindgen_anon_4.ipv4_dst = backend.w3;
         }
-        let found = bpf_fib_lookup(context.skb.skb.cast(), lookup, size_of::<Lookup>() as i32, 0);
+        let result = bpf_fib_lookup(context.skb.skb.cast(), lookup, size_of::<Lookup>() as i32, 0);
         // The MAC may be unknown: the kernel resolves it.
-        (found == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH))
+        (result == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || result == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH))
             .then_some(lookup.ifindex)
     }
 }

@@ -36,7 +36,7 @@ pub(crate) const LATER: u32 = 2;
 const MALFORMED: u64 = 4;
 
 /// The end of the extension headers.
-pub(crate) struct Found {
+pub(crate) struct Extensions {
     /// Bytes of all extension headers.
     pub(crate) length: usize,
     /// All ones in the 16 bits of the packet's length if an option has that, else 0.
@@ -52,19 +52,19 @@ pub(crate) struct Found {
 /// A context with a packet in it.
 pub(crate) trait Walk {
     /// Walks the extension headers from `at`. The first one is of type `next`.
-    fn extensions(&self, at: usize, next: u32) -> Result<Found, DropReason>;
+    fn extensions(&self, at: usize, next: u32) -> Result<Extensions, DropReason>;
 }
 
 impl Walk for Frame {
     #[inline(always)]
-    fn extensions(&self, at: usize, next: u32) -> Result<Found, DropReason> {
+    fn extensions(&self, at: usize, next: u32) -> Result<Extensions, DropReason> {
         decode(extensions_xdp(self.context, (at - self.start) as u32, next))
     }
 }
 
 impl Walk for TcContext {
     #[inline(always)]
-    fn extensions(&self, at: usize, next: u32) -> Result<Found, DropReason> {
+    fn extensions(&self, at: usize, next: u32) -> Result<Extensions, DropReason> {
         decode(extensions_tc(self.skb.skb, (at - self.data()) as u32, next))
     }
 }
@@ -74,7 +74,7 @@ pub(crate) struct NoExtensions;
 
 impl Walk for NoExtensions {
     #[inline(always)]
-    fn extensions(&self, _at: usize, _next: u32) -> Result<Found, DropReason> {
+    fn extensions(&self, _at: usize, _next: u32) -> Result<Extensions, DropReason> {
         Err(DropReason::Malformed)
     }
 }
@@ -159,16 +159,16 @@ fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
 }
 
 #[inline(always)]
-fn decode(found: u64) -> Result<Found, DropReason> {
-    let fragment = (found >> 8) as u32 & 0xff;
+fn decode(word: u64) -> Result<Extensions, DropReason> {
+    let fragment = (word >> 8) as u32 & 0xff;
     if fragment == MALFORMED as u32 {
         return Err(DropReason::Malformed);
     }
-    Ok(Found {
-        length: (found >> 16) as usize & REACH,
-        jumbo: (found >> 31 & 1).wrapping_neg() as usize & 0xffff,
-        next: found as u32 & 0xff,
+    Ok(Extensions {
+        length: (word >> 16) as usize & REACH,
+        jumbo: (word >> 31 & 1).wrapping_neg() as usize & 0xffff,
+        next: word as u32 & 0xff,
         fragment,
-        id: (found >> 32) as u32,
+        id: (word >> 32) as u32,
     })
 }

@@ -12,7 +12,7 @@ use vipmux_common::{
 };
 
 use crate::{
-    destination::{Found, Kept},
+    destination::{Destination, EntryState},
     flow::{Flow, Target, after_client, after_syn, is_closed, is_idle, is_late, is_over, refresh},
     maps::{BACKENDS, SERVICE_STATES, config},
     packet::UDP,
@@ -104,7 +104,7 @@ impl FlowEntry {
 
     /// Returns the node that a plain packet goes to: the record remains as it is, and so does the frame but
     /// for its MACs and its TTL. Nearly all packets are like that, so few comparisons find it out. They
-    /// have the same result as those of [`Self::found`] and [`service::node`].
+    /// have the same result as those of [`Self::destination`] and [`service::node`].
     #[inline(always)]
     pub(crate) fn plain_node(
         &self,
@@ -181,7 +181,7 @@ impl FlowEntry {
     /// Returns the destination of a live record, and refreshes the record. `None`: it is not live, or may
     /// be replaced.
     #[inline(always)]
-    pub(crate) fn found(&self, segment: &Segment, source: &Source, now: u64) -> Result<Option<Found>, DropReason> {
+    pub(crate) fn destination(&self, segment: &Segment, source: &Source, now: u64) -> Result<Option<Destination>, DropReason> {
         let &Self { record, ref flow, state, .. } = self;
         if !self.has_service() {
             return Ok(None);
@@ -198,19 +198,19 @@ impl FlowEntry {
         if change & REFRESHED != 0 {
             refresh(record, flow, change & 0xff, now as u32, false);
         }
-        let kept = match change >> KEPT & 3 {
-            0 => Kept::Record,
-            1 => Kept::Partly,
-            2 => Kept::Renewed,
-            _ => Kept::Reserve,
+        let entry = match change >> ENTRY_STATE & 3 {
+            0 => EntryState::Present,
+            1 => EntryState::Partial,
+            2 => EntryState::Renewed,
+            _ => EntryState::Reserve,
         };
-        Ok(Some(Found {
+        Ok(Some(Destination {
             target,
             slot: flow.slot(),
             slot_generation: flow.slot_generation(),
             flags: state.flags,
             ranges: state.ranges,
-            kept,
+            entry,
         }))
     }
 
@@ -226,8 +226,8 @@ impl FlowEntry {
 const REPLACED: u32 = 1 << 8;
 /// The record gets the flags, and the time.
 const REFRESHED: u32 = 1 << 9;
-/// A [`Kept`] from this bit on.
-const KEPT: u32 = 10;
+/// A [`EntryState`] from this bit on.
+const ENTRY_STATE: u32 = 10;
 
 /// Returns what becomes of a record with a packet of its flow. `recorded`, `time`: [`Flow`]'s. `tcp`: the packet's
 /// TCP flags, and its sequence number from bit 32 on. `target`: the backend's flags, the Service's from bit 16
@@ -259,7 +259,7 @@ extern "C" fn flow_change(recorded: u64, time: u64, tcp: u64, target: u64, now: 
         let other_syn = is_syn && (is_closed(flags) || flags & FLOW_ISN == 0 || flow.isn() != sequence);
         if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
             let is_established = is_syn && flags & ESTABLISHED == FLOW_REPLIES;
-            return if is_established { (Kept::Renewed as u32) << KEPT } else { (Kept::Partly as u32) << KEPT };
+            return if is_established { (EntryState::Renewed as u32) << ENTRY_STATE } else { (EntryState::Partial as u32) << ENTRY_STATE };
         }
         if is_late {
             return 0;
@@ -272,7 +272,7 @@ extern "C" fn flow_change(recorded: u64, time: u64, tcp: u64, target: u64, now: 
         && after & FLOW_UNPROVEN == 0
         && (flags & FLOW_UNPROVEN != 0 || !is_fresh);
     if moves {
-        (Kept::Reserve as u32) << KEPT
+        (EntryState::Reserve as u32) << ENTRY_STATE
     } else if after == flags && is_fresh {
         0
     } else {
@@ -290,8 +290,8 @@ pub(crate) fn find(
     segment: &Segment,
     source: &Source,
     now: u64,
-) -> Result<Option<Found>, DropReason> {
-    FlowEntry::get(config, key, place, source.vip).map_or(Ok(None), |entry| entry.found(segment, source, now))
+) -> Result<Option<Destination>, DropReason> {
+    FlowEntry::get(config, key, place, source.vip).map_or(Ok(None), |entry| entry.destination(segment, source, now))
 }
 
 /// Returns a record's backend and its Service's flags. The record stays unchanged: this is for

@@ -1,7 +1,7 @@
 //! Hand-over to the backend's node, on layer 2.
 
 use vipmux_common::abi::{
-    Config, DropReason, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, KNOWN_UNDELIVERABLE, Mac,
+    Config, DropReason, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, RESULT_UNDELIVERABLE, Mac,
     Node, Scratch, Stat,
 };
 
@@ -12,7 +12,7 @@ use crate::{
     merged,
     packet::{Packet, Transport},
     partial,
-    scratch::tell,
+    scratch::pass_on,
     segment::Segment,
     verdict::{Outcome, Verdict},
 };
@@ -68,7 +68,7 @@ pub(crate) fn send<const V6: bool>(
 /// Passes a packet to the program that answers it. `mtu`: 0 if its TTL is at an end.
 #[inline(always)]
 fn undeliverable(mtu: u32) -> Outcome {
-    tell(Scratch { known: KNOWN_UNDELIVERABLE, vip: mtu, ..Scratch::default() }, Verdict::SLOW)
+    pass_on(Scratch { result: RESULT_UNDELIVERABLE, vip: mtu, ..Scratch::default() }, Verdict::SLOW)
 }
 
 /// As [`hand_over`], for a packet with its own checksum, which may have to be completed.

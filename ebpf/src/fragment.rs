@@ -10,7 +10,7 @@ use vipmux_common::{
 
 use crate::{
     budget,
-    destination::Found,
+    destination::Destination,
     extensions::FIRST,
     flow::Target,
     maps::{BACKENDS, EGRESS_FRAGMENTS, FRAGMENTS, Workspace, config},
@@ -30,10 +30,10 @@ fn is_alive(seen: u64) -> bool {
 pub(crate) fn record<const V6: bool>(
     packet: &Packet<V6>,
     transport: &Transport,
-    found: &Found,
+    destination: &Destination,
     now: u64,
 ) -> Result<(), DropReason> {
-    let Found { target, slot, flags, .. } = found;
+    let Destination { target, slot, flags, .. } = destination;
     if transport.fragment & FIRST == 0 {
         return Ok(());
     }

@@ -99,8 +99,8 @@ impl<const V6: bool> Embedded<V6> {
             if !is_extension(next) {
                 return Some((Packet::<V6>::LENGTH, next));
             }
-            let found = walk.extensions(at + HEADER + Packet::<V6>::LENGTH, next).ok()?;
-            (found.fragment != LATER).then_some((Packet::<V6>::LENGTH + found.length, found.next))
+            let extensions = walk.extensions(at + HEADER + Packet::<V6>::LENGTH, next).ok()?;
+            (extensions.fragment != LATER).then_some((Packet::<V6>::LENGTH + extensions.length, extensions.next))
         }
     }
 

@@ -160,17 +160,17 @@ pub(crate) fn hear_probe(address: &Address, sender: Mac, option: u64, frame: &Fr
 #[inline(always)]
 fn note(address: &Address, mac: Mac, is_node: bool, frame: &Frame, heard: impl FnOnce(&mut Speaker, u64)) {
     let key = SpeakerKey { vip: *address, mac };
-    let known = SPEAKERS.get_ptr(&key);
-    if known.is_none() && !is_node && !budget::take(Kind::Speaker, address) {
+    let former = SPEAKERS.get_ptr(&key);
+    if former.is_none() && !is_node && !budget::take(Kind::Speaker, address) {
         return;
     }
     // SAFETY: a copy of a map value, and a helper without arguments; the context is valid for the
     // whole run.
     let (mut speaker, now, ifindex) = unsafe {
-        let known = known.map_or(Speaker::default(), |known| *known);
-        (known, bpf_ktime_get_boot_ns(), (*frame.context).ingress_ifindex)
+        let speaker = former.map_or(Speaker::default(), |former| *former);
+        (speaker, bpf_ktime_get_boot_ns(), (*frame.context).ingress_ifindex)
     };
-    if known.is_some() && SPEAKERS.get_ptr(&key) != known {
+    if former.is_some() && SPEAKERS.get_ptr(&key) != former {
         speaker = Speaker::default();
     }
     speaker.ifindex = ifindex;

@@ -107,7 +107,7 @@ pub(crate) extern "C" fn flow_occupancy(set: Position) -> u64 {
     const CLOSING: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
     let Some(Workspace { flow: new, place, now, .. }) = Workspace::get() else { return Occupancy::FAILED.0 };
     let Some(records) = position::records(set / WAYS) else { return Occupancy::FAILED.0 };
-    let (mut best, mut found) = (u64::MAX, 0);
+    let (mut best, mut occupancy) = (u64::MAX, 0);
     let since = since_removal(config(), now.get());
     for number in 0..WAYS {
         let way = Place::next_way(place.get().way(), number);
@@ -123,17 +123,17 @@ pub(crate) extern "C" fn flow_occupancy(set: Position) -> u64 {
             }
             continue;
         }
-        found += 1 << Occupancy::USED;
+        occupancy += 1 << Occupancy::USED;
         const PROTOCOL: u64 = 0xff << 16;
         let state = word(6);
         // What differs most comes first.
         let is_client = word(3) == new[3].get() && word(2) == new[2].get() && (state ^ new[6].get()) & PROTOCOL == 0;
         if is_client && ports == new[1].get() {
-            found |= Occupancy::HAS_FLOW | u64::from(way);
+            occupancy |= Occupancy::HAS_FLOW | u64::from(way);
             continue;
         }
         if is_client {
-            found |= 1 << (Occupancy::SAME_CLIENT + way);
+            occupancy |= 1 << (Occupancy::SAME_CLIENT + way);
         }
         // In a flood nearly all are, and a call costs more than this.
         let flags = (state >> 24) as u32 & (CLOSING | FLOW_UNPROVEN);
@@ -141,13 +141,13 @@ pub(crate) extern "C" fn flow_occupancy(set: Position) -> u64 {
         let age = age_low((word(7) >> 32) as u32, now.get());
         let score = if is_unproven && age < since { score(UNPROVEN, age) } else { flow_score(set + way, now.get()) };
         if score >> Occupancy::RANK == UNPROVEN {
-            found += 1 << Occupancy::UNPROVEN_COUNT;
+            occupancy += 1 << Occupancy::UNPROVEN_COUNT;
         }
         // Of records of one age, the flow's hash decides: with the lowest way, a flood would always meet
         // the newest of them.
         best = best.min(score | u64::from(number << 2 | way));
     }
-    if found & Occupancy::HAS_FLOW != 0 { found } else { best & (Occupancy::SCORE | 3) | found }
+    if occupancy & Occupancy::HAS_FLOW != 0 { occupancy } else { best & (Occupancy::SCORE | 3) | occupancy }
 }
 
 /// Returns the rank of a used record and its age, as a number: the lower, the sooner it makes room.

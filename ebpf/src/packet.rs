@@ -172,18 +172,18 @@ impl<const V6: bool> Packet<V6> {
         if !extensions::is_extension(next) {
             return Ok(Transport { at, protocol: next, length, fragment: 0, id: 0 });
         }
-        let found = walk.extensions(at, next)?;
-        let length = length | found.jumbo;
-        if found.length > length {
+        let extensions = walk.extensions(at, next)?;
+        let length = length | extensions.jumbo;
+        if extensions.length > length {
             return Err(DropReason::Malformed);
         }
-        let length = length - found.length;
+        let length = length - extensions.length;
         Ok(Transport {
-            at: pin(at + found.length),
-            protocol: found.next,
+            at: pin(at + extensions.length),
+            protocol: extensions.next,
             length,
-            fragment: found.fragment,
-            id: found.id,
+            fragment: extensions.fragment,
+            id: extensions.id,
         })
     }
 

@@ -15,7 +15,7 @@ use vipmux_common::{
 
 use crate::{
     count,
-    destination::{Found, Kept},
+    destination::{Destination, EntryState},
     flow::{Flow, after_client},
     lock::{self, Lock, release_both, take_both},
     maps::{Workspace, config},
@@ -32,22 +32,22 @@ const COLLISION: u32 = 9;
 /// No record was written yet: the second set matters too.
 const BOTH_SETS: u32 = 10;
 /// No record was written: the flow has one.
-const KNOWN: u32 = 11;
+const EXISTING: u32 = 11;
 /// No record was written yet: the reserve matters too.
 const ALL_SETS: u32 = 12;
 
 /// Records a packet's flow. If nobody has looked for a record yet ([`is_opening`]), one of the same flow stays
 /// as it is. If it is in the reserve, one in a set does: another CPU has moved it.
 #[inline(always)]
-pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segment, now: u64) -> Kept {
-    let Some(workspace) = Workspace::get() else { return Kept::NoRoom };
+pub(crate) fn record(key: &FlowKey, place: Place, destination: &Destination, segment: &Segment, now: u64) -> EntryState {
+    let Some(workspace) = Workspace::get() else { return EntryState::NoRoom };
     workspace.place.set(place);
-    workspace.keeps.set(u32::from(found.kept == Kept::Reserve || is_opening()));
-    let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
+    workspace.keeps.set(u32::from(destination.entry == EntryState::Reserve || is_opening()));
+    let replies = destination.target.local.is_some() && destination.flags & SERVICE_DIRECT == 0;
     let is_syn = segment.is_syn();
-    let mut flags = match found.kept {
+    let mut flags = match destination.entry {
         // Both sides have spoken. A forged SYN must not lower the rank of a record.
-        Kept::Renewed | Kept::Reserve => 0,
+        EntryState::Renewed | EntryState::Reserve => 0,
         _ if segment.may_begin() => FLOW_UNPROVEN,
         _ => after_client(0, segment.flags) | FLOW_NEW,
     };
@@ -56,9 +56,9 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
     }
     let Words { ports, high, low, protocol } = Words::of(key);
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let backend = pair(found.target.index, found.target.generation);
-    let slot = pair(found.slot, found.slot_generation);
-    let fixed = u64::from(found.target.node as u16) | u64::from(protocol as u8) << 16;
+    let backend = pair(destination.target.index, destination.target.generation);
+    let slot = pair(destination.slot, destination.slot_generation);
+    let fixed = u64::from(destination.target.node as u16) | u64::from(protocol as u8) << 16;
     let check = place.check([ports, backend, slot, fixed]);
     let Workspace { flow: new, .. } = workspace;
     // One after another: an array would be made on the stack first.
@@ -76,7 +76,7 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
     if outcome == BOTH_SETS {
         // The replies of such a flow would not be translated, or the program that sends it to its backend
         // finds that by the record.
-        let is_needed = found.target.local.is_some();
+        let is_needed = destination.target.local.is_some();
         // Read back, since the verifier would check the rest for each combination of flags.
         // SAFETY: a per-CPU value.
         let has_proven =
@@ -90,16 +90,16 @@ pub(crate) fn record(key: &FlowKey, place: Place, found: &Found, segment: &Segme
         outcome = record_in_all(sets);
     }
     match outcome {
-        NO_ROOM | KNOWN if found.kept == Kept::Reserve => return Kept::Record,
-        NO_ROOM | ALL_SETS => return Kept::NoRoom,
-        COLLISION => return Kept::Collision,
-        KNOWN => return Kept::Known,
+        NO_ROOM | EXISTING if destination.entry == EntryState::Reserve => return EntryState::Present,
+        NO_ROOM | ALL_SETS => return EntryState::NoRoom,
+        COLLISION => return EntryState::Collision,
+        EXISTING => return EntryState::Existing,
         evicted if evicted > FREE as u32 => {
             count::evicted(Stat::EvictedInvalid as u32 + evicted - INVALID as u32);
         }
         _ => {}
     }
-    Kept::Record
+    EntryState::Present
 }
 
 /// Returns whether a record of the same flow stays as it is.
@@ -109,14 +109,14 @@ fn keeps() -> bool {
 }
 
 /// Writes the record in the workspace into its first set, if that is all that matters. Returns the
-/// rank of the record that it replaces, or [`NO_ROOM`], [`COLLISION`], [`BOTH_SETS`] or [`KNOWN`].
+/// rank of the record that it replaces, or [`NO_ROOM`], [`COLLISION`], [`BOTH_SETS`] or [`EXISTING`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_record(first: Position) -> u32 {
     let Some(lock) = Lock::take(first) else { return NO_ROOM };
     let one = Occupancy(flow_occupancy(first));
     let outcome = if one.has_flow() && keeps() {
-        KNOWN
+        EXISTING
     } else if one.collides(first) {
         COLLISION
     } else if one.has_flow() || !position::has_overflowed(first) && one.offers_room() {
@@ -145,7 +145,7 @@ extern "C" fn flow_record_in_either(sets: u64) -> u32 {
 fn place_record(first: Position, second: Position) -> u32 {
     let (one, other) = (Occupancy(flow_occupancy(first)), Occupancy(flow_occupancy(second)));
     if (one.has_flow() || other.has_flow()) && keeps() {
-        return KNOWN;
+        return EXISTING;
     }
     if one.collides(first)
         || other.collides(second)
@@ -227,14 +227,14 @@ extern "C" fn flow_unlock_all(sets: u64) -> u32 {
     0
 }
 
-/// Looks into the reserve. Returns [`KNOWN`], or [`ALL_SETS`] if the record may be written.
+/// Looks into the reserve. Returns [`EXISTING`], or [`ALL_SETS`] if the record may be written.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_in_reserve(first: Position) -> u32 {
     let reserve = position::reserve(first);
     let third = Occupancy(flow_occupancy(reserve));
     if third.has_flow() && is_opening() {
-        return KNOWN;
+        return EXISTING;
     }
     let collides = third.collides(reserve);
     let (Some(record), Some(Workspace { flow: new, keeps, collides: noted, .. })) =
@@ -249,8 +249,8 @@ extern "C" fn flow_in_reserve(first: Position) -> u32 {
         // SAFETY: in the table.
         let waiting = unsafe { Flow::read(record) };
         const FIN: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
-        let kept = if keeps.get() != 0 { FLOW_ISN | FIN } else { FLOW_ISN };
-        state.set(state.get() | u64::from(waiting.flags() & kept) << 24);
+        let kept_flags = if keeps.get() != 0 { FLOW_ISN | FIN } else { FLOW_ISN };
+        state.set(state.get() | u64::from(waiting.flags() & kept_flags) << 24);
         time.set(time.get() & !u64::from(u32::MAX) | u64::from(waiting.isn()));
     }
     ALL_SETS
@@ -276,7 +276,7 @@ extern "C" fn flow_leave_reserve(first: Position, placed: u32) -> u32 {
         position::note_reserve(first);
         return write::<true>(reserve, third);
     }
-    if (placed <= ESTABLISHED as u32 || placed == KNOWN)
+    if (placed <= ESTABLISHED as u32 || placed == EXISTING)
         && third.has_flow()
         && let Some(record) = position::at(reserve + third.way())
     {

@@ -153,7 +153,7 @@ pub(crate) fn choose(service: &ServiceValue, hash: u32, source: &Source) -> Resu
     }
 }
 
-/// The results of [`choose_backend`], without the numbers of [`found`].
+/// The results of [`choose_backend`], without the numbers of [`encode`].
 const STATUS: u64 = 0xff << 32;
 const FOUND: u64 = 0;
 const NO_BACKEND: u64 = 1 << 32;
@@ -170,7 +170,7 @@ const NODE: u32 = 40;
 /// Returns [`FOUND`], with the index of a backend in the low 32 bits. From [`NODE`] on, it has the index
 /// of the other node that the backend is on, plus one.
 #[inline(always)]
-fn found(target: &Target) -> u64 {
+fn encode(target: &Target) -> u64 {
     let node = if target.remote.is_some() { u64::from(target.node) + 1 } else { 0 };
     u64::from(target.index) | node << NODE
 }
@@ -192,9 +192,9 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
     }
     let Some(first) = at(table, length, hash, ANY_GENERATION, vip) else { return NO_BACKEND };
     if is_fit(&first) {
-        return found(&first);
+        return encode(&first);
     }
-    let here = || at(local, local_length, hash, ANY_GENERATION, vip).map_or(NO_BACKEND, |target| found(&target));
+    let here = || at(local, local_length, hash, ANY_GENERATION, vip).map_or(NO_BACKEND, |target| encode(&target));
     if handed_over {
         return if local_length == 0 { NOT_LOCAL } else { here() };
     }
@@ -225,7 +225,7 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
 extern "C" fn probe_slot(table: u64, hash: u32, from: u64, vip: u32) -> u64 {
     match at((table >> 32) as u32, table as u32, hash, ANY_GENERATION, vip::Flags(vip)) {
         Some(target) if target.local.is_some() || node(&target).is_ok_and(|node| !is_from(node, from)) => {
-            found(&target)
+            encode(&target)
         }
         _ => UNREACHABLE,
     }

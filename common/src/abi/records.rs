@@ -106,31 +106,31 @@ pub struct Budget {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scratch {
-    /// The known facts: 0 none, or one of the `KNOWN_` numbers.
-    pub known: u32,
-    /// [`super::VipValue::id`], with [`KNOWN_NEW`], [`KNOWN_OPENING`] and [`KNOWN_VIP`]. The path's
-    /// MTU in bytes, or 0 for an end of the TTL, with [`KNOWN_UNDELIVERABLE`].
+    /// What the caller found out about the packet: 0 nothing, or one of the `RESULT_` numbers.
+    pub result: u32,
+    /// [`super::VipValue::id`], with [`RESULT_NEW`], [`RESULT_OPENING`] and [`RESULT_VIP`]. The path's
+    /// MTU in bytes, or 0 for an end of the TTL, with [`RESULT_UNDELIVERABLE`].
     pub vip: u32,
-    /// [`super::VipValue::flags`], with the same as the id.
+    /// [`super::VipValue::flags`], where there is an id.
     pub vip_flags: u32,
-    /// The number of backends that were tried in vain for the flow, with [`KNOWN_NEW`].
+    /// The number of backends that were tried in vain for the flow, with [`RESULT_NEW`].
     pub attempts: u32,
 }
 
 /// The packet is a whole TCP, UDP or SCTP packet to a VIP, and its flow has no record.
-pub const KNOWN_NEW: u32 = 1;
+pub const RESULT_NEW: u32 = 1;
 /// No Service claims the packet's port.
-pub const KNOWN_NO_SERVICE: u32 = 2;
+pub const RESULT_NO_SERVICE: u32 = 2;
 /// The packet's Service has no backend.
-pub const KNOWN_NO_BACKEND: u32 = 3;
+pub const RESULT_NO_BACKEND: u32 = 3;
 /// The packet cannot be handed over: it is longer than the path's MTU, or its TTL is at an end.
-pub const KNOWN_UNDELIVERABLE: u32 = 4;
-/// The packet is a whole SYN or INIT to a VIP. Nobody has looked for a record of its flow.
-pub const KNOWN_OPENING: u32 = 5;
-/// The same, and its flow may have a record.
-pub const KNOWN_VIP: u32 = 6;
+pub const RESULT_UNDELIVERABLE: u32 = 4;
+/// The packet is a whole SYN or INIT to a VIP. No program has looked for a record of its flow.
+pub const RESULT_OPENING: u32 = 5;
+/// The packet is a whole TCP, UDP or SCTP packet to a VIP, and its flow may have a record.
+pub const RESULT_VIP: u32 = 6;
 /// The node's agent has been away for too long, and no node has handed the packet over.
-pub const KNOWN_ABANDONED: u32 = 7;
+pub const RESULT_ABANDONED: u32 = 7;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;
