@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     io,
     mem::offset_of,
+    os::fd::{AsFd as _, OwnedFd},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -19,7 +20,10 @@ use vipmux_common::{
     flow_table::{self, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, is_first_set, reserve_set},
 };
 
-use super::maps::mapped_array::{Access, MappedArray};
+use super::maps::{
+    MapsError,
+    mapped_array::{Access, MappedArray},
+};
 
 /// Numbers of eight bytes in a record.
 const WORDS: usize = size_of::<FlowRecord>() / size_of::<u64>();
@@ -27,6 +31,48 @@ const WORDS: usize = size_of::<FlowRecord>() / size_of::<u64>();
 /// The number in a record with [`FlowRecord::flags`], and the flags' place in it.
 const STATE: usize = offset_of!(FlowRecord, flags) / size_of::<u64>();
 const FLAGS: usize = offset_of!(FlowRecord, flags) % size_of::<u64>() * 8;
+
+/// The name of the table's map.
+pub(super) const FLOWS: &str = "FLOWS";
+
+/// A flow table that is not mapped.
+///
+/// A mapping counts as resident memory of the process, all of it from the beginning. So a task that needs the
+/// table from time to time maps it for that time.
+#[derive(Debug)]
+pub struct FlowTableHandle {
+    map: OwnedFd,
+    sets: u32,
+    secret: FlowSecret,
+}
+
+impl FlowTableHandle {
+    /// Returns a handle with a descriptor of its own. `secret`: [`Config::flow_secret`].
+    pub(super) fn new(flows: &Array<MapData, FlowSet>, secret: FlowSecret) -> Result<Self, MapsError> {
+        let map = flows.map().fd().as_fd().try_clone_to_owned().map_err(read_error)?;
+        Ok(Self { map, sets: flows.len(), secret })
+    }
+
+    /// Maps the table for reading.
+    pub fn map(&self) -> Result<FlowTable, MapsError> {
+        self.map_for(Access::Read)
+    }
+
+    /// Maps the table for reading and writing.
+    pub fn map_writable(&self) -> Result<FlowTable, MapsError> {
+        self.map_for(Access::Write)
+    }
+
+    fn map_for(&self, access: Access) -> Result<FlowTable, MapsError> {
+        let mask = mask(self.sets).ok_or_else(|| read_error(io::ErrorKind::InvalidData.into()))?;
+        let mapping = MappedArray::map(self.map.as_fd(), self.sets, size_of::<FlowSet>(), access);
+        Ok(FlowTable { mapping: mapping.map_err(read_error)?, secret: self.secret, mask })
+    }
+}
+
+fn read_error(error: io::Error) -> MapsError {
+    MapsError::Read { map: FLOWS, source: error.into() }
+}
 
 /// A flow table, mapped into memory.
 pub struct FlowTable {
@@ -36,12 +82,6 @@ pub struct FlowTable {
 }
 
 impl FlowTable {
-    /// Maps the table. `secret`: [`Config::flow_secret`].
-    pub(super) fn map(flows: &Array<MapData, FlowSet>, secret: FlowSecret, access: Access) -> io::Result<Self> {
-        let mask = mask(flows.len()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { mapping: MappedArray::map(flows.map(), flows.len(), size_of::<FlowSet>(), access)?, secret, mask })
-    }
-
     /// Returns the number of records that the table has room for, besides its reserve.
     pub fn capacity(&self) -> usize {
         (self.mask as usize + 1) * WAYS as usize

@@ -36,12 +36,9 @@ use vipmux_common::{
 };
 
 pub use self::named_map::NamedMap;
-use self::{
-    indices::Indices,
-    mapped_array::{Access, MappedArray},
-};
+use self::{indices::Indices, mapped_array::MappedArray};
 use super::{
-    flow_table::{self, FlowTable},
+    flow_table::{self, FlowTable, FlowTableHandle},
     pins::Pins,
 };
 
@@ -325,19 +322,19 @@ impl Maps {
         flow_table::mask(sets).ok_or_else(|| self.flows.reading(refused()))
     }
 
+    /// Returns the flow table, which a caller can map later.
+    pub fn flow_table_handle(&self) -> Result<FlowTableHandle, MapsError> {
+        FlowTableHandle::new(&self.flows, self.read_config()?.flow_secret)
+    }
+
     /// Maps the flow table for reading.
     pub fn flow_table(&self) -> Result<FlowTable, MapsError> {
-        self.map_flow_table(Access::Read)
+        self.flow_table_handle()?.map()
     }
 
     /// Maps the flow table for reading and writing.
     pub fn writable_flow_table(&self) -> Result<FlowTable, MapsError> {
-        self.map_flow_table(Access::Write)
-    }
-
-    fn map_flow_table(&self, access: Access) -> Result<FlowTable, MapsError> {
-        let secret = self.read_config()?.flow_secret;
-        FlowTable::map(&self.flows, secret, access).map_err(|error| self.flows.reading(error))
+        self.flow_table_handle()?.map_writable()
     }
 
     /// Returns the counters of events, summed over all CPUs.

@@ -30,11 +30,9 @@ use vipmux_common::abi::{self, ABI_VERSION, Config, FlowSecret, FlowSet};
 use super::{
     OBJECT,
     apply::{new_config, new_secret},
-    flow_table::{self, FlowTable},
+    flow_table::{self, FLOWS, FlowTableHandle},
     maps::{
-        Maps, MapsError, element,
-        mapped_array::Access,
-        name_in_object, open,
+        Maps, MapsError, element, name_in_object, open,
         raw::{Layout, RawEntries, RawMap, UpdateFlag},
         version,
     },
@@ -44,7 +42,6 @@ use super::{
 };
 
 const CONFIG: &str = "CONFIG";
-const FLOWS: &str = "FLOWS";
 
 /// The changes that the pinned maps need.
 #[derive(Debug, Default)]
@@ -192,7 +189,7 @@ fn carry_flows(from: &Path, to: &Path) -> Result<(), LoadError> {
         // A table of a later agent.
         return Ok(());
     }
-    let (old, new) = (map_table(from, Access::Read)?, map_table(to, Access::Write)?);
+    let (old, new) = (flow_table_handle(from)?.map()?, flow_table_handle(to)?.map_writable()?);
     let refused = old.records().filter(|record| !new.add(*record)).count();
     if refused > 0 {
         tracing::warn!(map = FLOWS, refused, "map has no room for some entries");
@@ -200,8 +197,8 @@ fn carry_flows(from: &Path, to: &Path) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Maps the flow table in a folder.
-fn map_table(folder: &Path, access: Access) -> Result<FlowTable, MapsError> {
+/// Opens the flow table in a folder.
+fn flow_table_handle(folder: &Path) -> Result<FlowTableHandle, MapsError> {
     let path = folder.join(FLOWS);
     let map = Map::from_map_data(open(&path)?).and_then(Array::<_, FlowSet>::try_from);
     let map = map.map_err(|source| MapsError::Open { path, source })?;
@@ -209,7 +206,7 @@ fn map_table(folder: &Path, access: Access) -> Result<FlowTable, MapsError> {
     let (words, _) = config.get(offset_of!(Config, flow_secret)..).unwrap_or_default().as_chunks();
     let word = |index: usize| words.get(index).map_or(0, |word| u64::from_ne_bytes(*word));
     let secret = FlowSecret { sum: word(0), client: [1, 2, 3, 4].map(word), port: word(5) };
-    FlowTable::map(&map, secret, access).map_err(|error| MapsError::Read { map: FLOWS, source: error.into() })
+    FlowTableHandle::new(&map, secret)
 }
 
 /// Writes the differences between `first`, the first copy, and `now`, the current entries of the

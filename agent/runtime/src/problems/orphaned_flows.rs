@@ -22,10 +22,14 @@ pub(crate) fn start_reconciler(
     kernel: &Kernel,
     supervisor: &Supervisor,
 ) -> Result<Reconciler<ServiceBackends>, MapsError> {
-    let table = kernel.maps.writable_flow_table()?;
+    let handle = kernel.maps.flow_table_handle()?;
     let mut seen = ServiceBackends::default();
     let mark = move |backends: &ServiceBackends| {
         if backends.lost_any_since(&seen) {
+            let table = match handle.map_writable() {
+                Ok(table) => table,
+                Err(error) => return vec![error],
+            };
             let looks = (0..MOST_LOOKS).map(|_| table.mark_orphans(|record| backends.is_orphan(record)));
             let marked: usize = looks.take_while(|marked| *marked > 0).inspect(|_| thread::sleep(PAUSE)).sum();
             if marked > 0 {
@@ -33,7 +37,7 @@ pub(crate) fn start_reconciler(
             }
         }
         seen = backends.clone();
-        Vec::<MapsError>::new()
+        Vec::new()
     };
     Ok(Reconciler::start("flows of Services", mark, supervisor))
 }

@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, BorrowedFd},
     ptr::NonNull,
     slice,
     sync::atomic::{AtomicU64, Ordering, fence},
@@ -39,7 +39,7 @@ unsafe impl Sync for MappedArray {}
 impl MappedArray {
     /// Maps an array that was made with `BPF_F_MMAPABLE`, with this many elements of `size` bytes,
     /// a multiple of eight.
-    pub(in crate::bpf) fn map(array: &MapData, elements: u32, size: usize, access: Access) -> io::Result<Self> {
+    pub(in crate::bpf) fn map(array: BorrowedFd<'_>, elements: u32, size: usize, access: Access) -> io::Result<Self> {
         let elements = elements as usize * size / size_of::<u64>();
         let length = (elements * size_of::<u64>()).try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
         let access = match access {
@@ -48,7 +48,7 @@ impl MappedArray {
         };
         // SAFETY: a new mapping, at an address of the kernel's choice. It contains the elements one
         // after the other, without a gap (kernel/bpf/arraymap.c, `array_map_mmap`).
-        let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, array.fd().as_fd(), 0) }?;
+        let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, array, 0) }?;
         Ok(Self { start: start.cast(), elements })
     }
 
@@ -77,7 +77,7 @@ pub(super) fn mapped<'mapping>(
     let mapping = match mapping {
         Some(mapping) => mapping,
         none => {
-            let new = MappedArray::map(array.map(), array.len(), size_of::<u64>(), Access::Write);
+            let new = MappedArray::map(array.map().fd().as_fd(), array.len(), size_of::<u64>(), Access::Write);
             none.insert(new.map_err(|error| array.writing(error))?)
         }
     };
