@@ -13,7 +13,8 @@ use core::ptr;
 use vipmux_common::{
     abi::{
         Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, RESULT_ABANDONED, RESULT_NEW, RESULT_NO_BACKEND,
-        RESULT_NO_SERVICE, RESULT_OPENING, RESULT_UNDELIVERABLE, RESULT_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
+        RESULT_NO_SERVICE, RESULT_OPENING, RESULT_UNDELIVERABLE, RESULT_VIP, SERVICE_DIRECT, SERVICE_KERNEL, Scratch,
+        Stat,
     },
     hash,
 };
@@ -171,7 +172,8 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 Err(reason) => return Err(reason.into()),
             };
             let (slot, slot_generation, flags) = (service.slot, service.generation, state.flags);
-            let destination = Destination { target, slot, slot_generation, flags, ranges: 0, entry: EntryState::Partial };
+            let destination =
+                Destination { target, slot, slot_generation, flags, ranges: 0, entry: EntryState::Partial };
             (destination, true, to_remember)
         }
     };

@@ -181,7 +181,12 @@ impl FlowEntry {
     /// Returns the destination of a live record, and refreshes the record. `None`: it is not live, or may
     /// be replaced.
     #[inline(always)]
-    pub(crate) fn destination(&self, segment: &Segment, source: &Source, now: u64) -> Result<Option<Destination>, DropReason> {
+    pub(crate) fn destination(
+        &self,
+        segment: &Segment,
+        source: &Source,
+        now: u64,
+    ) -> Result<Option<Destination>, DropReason> {
         let &Self { record, ref flow, state, .. } = self;
         if !self.has_service() {
             return Ok(None);
@@ -259,7 +264,11 @@ extern "C" fn flow_change(recorded: u64, time: u64, tcp: u64, target: u64, now: 
         let other_syn = is_syn && (is_closed(flags) || flags & FLOW_ISN == 0 || flow.isn() != sequence);
         if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
             let is_established = is_syn && flags & ESTABLISHED == FLOW_REPLIES;
-            return if is_established { (EntryState::Renewed as u32) << ENTRY_STATE } else { (EntryState::Partial as u32) << ENTRY_STATE };
+            return if is_established {
+                (EntryState::Renewed as u32) << ENTRY_STATE
+            } else {
+                (EntryState::Partial as u32) << ENTRY_STATE
+            };
         }
         if is_late {
             return 0;

@@ -1,8 +1,8 @@
 //! Hand-over to the backend's node, on layer 2.
 
 use vipmux_common::abi::{
-    Config, DropReason, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, RESULT_UNDELIVERABLE, Mac,
-    Node, Scratch, Stat,
+    Config, DropReason, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, Interface, Mac, Node,
+    RESULT_UNDELIVERABLE, Scratch, Stat,
 };
 
 use crate::{

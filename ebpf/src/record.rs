@@ -39,7 +39,13 @@ const ALL_SETS: u32 = 12;
 /// Records a packet's flow. If nobody has looked for a record yet ([`is_opening`]), one of the same flow stays
 /// as it is. If it is in the reserve, one in a set does: another CPU has moved it.
 #[inline(always)]
-pub(crate) fn record(key: &FlowKey, place: Place, destination: &Destination, segment: &Segment, now: u64) -> EntryState {
+pub(crate) fn record(
+    key: &FlowKey,
+    place: Place,
+    destination: &Destination,
+    segment: &Segment,
+    now: u64,
+) -> EntryState {
     let Some(workspace) = Workspace::get() else { return EntryState::NoRoom };
     workspace.place.set(place);
     workspace.keeps.set(u32::from(destination.entry == EntryState::Reserve || is_opening()));

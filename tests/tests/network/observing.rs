@@ -13,7 +13,7 @@ use vipmux_tests::{
     cluster::{Cluster, PATIENCE, SILENCE, TIMEOUT},
     failover::await_stopped,
     lan::Options,
-    manifests::VIP,
+    manifests::{Service, VIP},
     scrape::{self, Metrics},
     wait,
 };
@@ -146,7 +146,7 @@ fn metrics_rise_with_the_traffic_and_with_what_happens() -> Result<()> {
     assert!(sum(&cluster, "vipmux_leaderships_lost_total", &[("why", "handed")])? >= 1.0);
 
     let web = services::web(&cluster)?;
-    cluster.manifests.write_service(&vipmux_tests::manifests::Service { local: true, ..web })?;
+    cluster.manifests.write_service(&Service { local: true, ..web })?;
     wait::until("the change in the histograms of all nodes", PATIENCE, || {
         let now = sum(&cluster, "vipmux_event_to_kernel_seconds_count", &[])?;
         ensure!(now >= delays + 3.0, "{now}, and {delays} before");
@@ -156,6 +156,40 @@ fn metrics_rise_with_the_traffic_and_with_what_happens() -> Result<()> {
     cluster.agent_mut(&first)?.stop()?;
     assert!(ask(&cluster, &first, "/healthz").is_err(), "somebody answers for an agent that has ended");
     Ok(())
+}
+
+/// A mapping counts as the agent's memory. The flow table has 64 MiB and more on a node, and the tables of Services
+/// have 24.
+#[test]
+fn large_maps_are_memory_of_an_agent_only_while_it_uses_them() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let name = &cluster.lan.nodes[0].name;
+    let node = cluster.lan.node(name)?;
+    let web = Service { endpoints: vec![cluster.endpoint("web-1")?], ..services::web(&cluster)? };
+    cluster.manifests.write_service(&web)?;
+    wait::until("one backend", PATIENCE, || {
+        let view = cluster.agent(name)?.inspect_json(node, &["services"])?;
+        let claims = view["services"].as_array().context("no services")?;
+        let web = claims.iter().find(|claim| claim["name"] == "web").context("no web")?;
+        ensure!(web["ready"] == 1, "{web}");
+        Ok(())
+    })?;
+    // The metrics read the flow table, too.
+    Metrics::scrape(node.namespace(), node.address, TIMEOUT)?;
+    let process = cluster.agent(name)?.process().id();
+    wait::until("small mappings of maps", PATIENCE, || {
+        let mappings = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
+        let of_maps = mappings.lines().filter(|line| line.ends_with("anon_inode:bpf-map"));
+        let sizes: Vec<u64> = of_maps.map(size).collect::<Result<_>>()?;
+        ensure!(!sizes.is_empty() && sizes.iter().sum::<u64>() < 1 << 20, "{sizes:?} bytes");
+        Ok(())
+    })
+}
+
+/// Returns the size of a mapping in a line of `/proc/PID/maps`, in bytes.
+fn size(line: &str) -> Result<u64> {
+    let (start, end) = line.split(' ').next().and_then(|range| range.split_once('-')).context("no range")?;
+    Ok(u64::from_str_radix(end, 16)? - u64::from_str_radix(start, 16)?)
 }
 
 /// The kubelet's view of a completely stuck agent. If only the event loop hangs, the agent reports

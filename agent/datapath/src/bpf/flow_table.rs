@@ -20,10 +20,7 @@ use vipmux_common::{
     flow_table::{self, OVERFLOW_WAY, Place, RESERVE_EPOCH, RESERVE_WAY, is_first_set, reserve_set},
 };
 
-use super::maps::{
-    MapsError,
-    mapped_array::{Access, MappedArray},
-};
+use super::maps::mapped_array::{Access, MappedArray};
 
 /// Numbers of eight bytes in a record.
 const WORDS: usize = size_of::<FlowRecord>() / size_of::<u64>();
@@ -48,30 +45,25 @@ pub struct FlowTableHandle {
 
 impl FlowTableHandle {
     /// Returns a handle with a descriptor of its own. `secret`: [`Config::flow_secret`].
-    pub(super) fn new(flows: &Array<MapData, FlowSet>, secret: FlowSecret) -> Result<Self, MapsError> {
-        let map = flows.map().fd().as_fd().try_clone_to_owned().map_err(read_error)?;
-        Ok(Self { map, sets: flows.len(), secret })
+    pub(super) fn new(flows: &Array<MapData, FlowSet>, secret: FlowSecret) -> io::Result<Self> {
+        Ok(Self { map: flows.map().fd().as_fd().try_clone_to_owned()?, sets: flows.len(), secret })
     }
 
     /// Maps the table for reading.
-    pub fn map(&self) -> Result<FlowTable, MapsError> {
+    pub fn map(&self) -> io::Result<FlowTable> {
         self.map_for(Access::Read)
     }
 
     /// Maps the table for reading and writing.
-    pub fn map_writable(&self) -> Result<FlowTable, MapsError> {
+    pub fn map_writable(&self) -> io::Result<FlowTable> {
         self.map_for(Access::Write)
     }
 
-    fn map_for(&self, access: Access) -> Result<FlowTable, MapsError> {
-        let mask = mask(self.sets).ok_or_else(|| read_error(io::ErrorKind::InvalidData.into()))?;
-        let mapping = MappedArray::map(self.map.as_fd(), self.sets, size_of::<FlowSet>(), access);
-        Ok(FlowTable { mapping: mapping.map_err(read_error)?, secret: self.secret, mask })
+    fn map_for(&self, access: Access) -> io::Result<FlowTable> {
+        let mask = mask(self.sets).ok_or(io::ErrorKind::InvalidData)?;
+        let mapping = MappedArray::map(self.map.as_fd(), 0..self.sets, size_of::<FlowSet>(), access)?;
+        Ok(FlowTable { mapping, secret: self.secret, mask })
     }
-}
-
-fn read_error(error: io::Error) -> MapsError {
-    MapsError::Read { map: FLOWS, source: error.into() }
 }
 
 /// A flow table, mapped into memory.

@@ -15,6 +15,7 @@ pub(super) mod written_array;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::atomic::Ordering::Relaxed,
 };
@@ -22,8 +23,8 @@ use std::{
 use aya::{
     EbpfLoader,
     maps::{
-        Array, HashMap, HashMap as LruHashMap, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap,
-        lpm_trie::LpmTrie,
+        Array, HashMap, HashMap as LruHashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray,
+        PerCpuHashMap, lpm_trie::LpmTrie,
     },
 };
 use vipmux_common::{
@@ -36,7 +37,10 @@ use vipmux_common::{
 };
 
 pub use self::named_map::NamedMap;
-use self::{indices::Indices, mapped_array::MappedArray};
+use self::{
+    indices::Indices,
+    mapped_array::{Access, MappedArray},
+};
 use super::{
     flow_table::{self, FlowTable, FlowTableHandle},
     pins::Pins,
@@ -110,9 +114,7 @@ macro_rules! declare {
         pub struct Maps {
             $($(#[$global_doc])* pub $global: NamedMap<Array<MapData, $element>>,)*
             $($(#[$doc])* pub $field: NamedMap<$kind<MapData, $($part),+>>,)*
-            /// `TABLES` mapped into memory, from the first write on. Readers need no mapping.
-            tables_mapping: Option<MappedArray>,
-            /// The same for `BACKEND_NODES` and `LOCAL_PORTS`.
+            /// Two small arrays in memory, from their first writes on. Readers need no mapping.
             backend_nodes_mapping: Option<MappedArray>,
             local_ports_mapping: Option<MappedArray>,
             /// The arrays that are derived from other maps, as last written.
@@ -133,7 +135,6 @@ macro_rules! declare {
                 Ok(Self {
                     $($global: NamedMap::open(pins, stringify!($GLOBAL))?,)*
                     $($field: NamedMap::open(pins, stringify!($NAME))?,)*
-                    tables_mapping: None,
                     backend_nodes_mapping: None,
                     local_ports_mapping: None,
                     indices: Indices::default(),
@@ -324,17 +325,17 @@ impl Maps {
 
     /// Returns the flow table, which a caller can map later.
     pub fn flow_table_handle(&self) -> Result<FlowTableHandle, MapsError> {
-        FlowTableHandle::new(&self.flows, self.read_config()?.flow_secret)
+        FlowTableHandle::new(&self.flows, self.read_config()?.flow_secret).map_err(|error| self.flows.reading(error))
     }
 
     /// Maps the flow table for reading.
     pub fn flow_table(&self) -> Result<FlowTable, MapsError> {
-        self.flow_table_handle()?.map()
+        self.flow_table_handle()?.map().map_err(|error| self.flows.reading(error))
     }
 
     /// Maps the flow table for reading and writing.
     pub fn writable_flow_table(&self) -> Result<FlowTable, MapsError> {
-        self.flow_table_handle()?.map_writable()
+        self.flow_table_handle()?.map_writable().map_err(|error| self.flows.reading(error))
     }
 
     /// Returns the counters of events, summed over all CPUs.
@@ -366,12 +367,16 @@ impl Maps {
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let elements = mapped_array::mapped(&mut self.tables_mapping, &self.tables)?;
-        if elements.len() <= table::element(last) as usize {
+        let range = table::element(first)..table::element(last) + 1;
+        if range.end > self.tables.len() {
             return Err(self.tables.writing(io::Error::from_raw_os_error(libc::E2BIG)));
         }
+        // All tables would count as resident memory. The pages of one cost a few microseconds.
+        let array = self.tables.map().fd().as_fd();
+        let mapping = MappedArray::map(array, range.clone(), size_of::<u64>(), Access::Write);
+        let mapping = mapping.map_err(|error| self.tables.writing(error))?;
         for (slot, backend) in (first..).zip(backends) {
-            let element = &elements[table::element(slot) as usize];
+            let element = &mapping.elements()[(table::element(slot) - range.start) as usize];
             element.store(table::with(element.load(Relaxed), slot, *backend), Relaxed);
         }
         mapped_array::publish();

@@ -16,7 +16,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs,
+    fs, io,
     mem::offset_of,
     path::{Path, PathBuf},
 };
@@ -189,7 +189,8 @@ fn carry_flows(from: &Path, to: &Path) -> Result<(), LoadError> {
         // A table of a later agent.
         return Ok(());
     }
-    let (old, new) = (flow_table_handle(from)?.map()?, flow_table_handle(to)?.map_writable()?);
+    let old = flow_table_handle(from)?.map().map_err(read_error)?;
+    let new = flow_table_handle(to)?.map_writable().map_err(read_error)?;
     let refused = old.records().filter(|record| !new.add(*record)).count();
     if refused > 0 {
         tracing::warn!(map = FLOWS, refused, "map has no room for some entries");
@@ -206,7 +207,11 @@ fn flow_table_handle(folder: &Path) -> Result<FlowTableHandle, MapsError> {
     let (words, _) = config.get(offset_of!(Config, flow_secret)..).unwrap_or_default().as_chunks();
     let word = |index: usize| words.get(index).map_or(0, |word| u64::from_ne_bytes(*word));
     let secret = FlowSecret { sum: word(0), client: [1, 2, 3, 4].map(word), port: word(5) };
-    FlowTableHandle::new(&map, secret)
+    FlowTableHandle::new(&map, secret).map_err(read_error)
+}
+
+fn read_error(error: io::Error) -> MapsError {
+    MapsError::Read { map: FLOWS, source: error.into() }
 }
 
 /// Writes the differences between `first`, the first copy, and `now`, the current entries of the

@@ -28,6 +28,16 @@ pub enum Role {
     Handing,
 }
 
+/// The latest leader, by a Lease or a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LatestLeader {
+    pub(super) node: NodeName,
+    pub(super) epoch: u64,
+    pub(super) since: Duration,
+    /// `None`: known by the Lease alone.
+    pub(super) why: Option<Why>,
+}
+
 /// The reason why a node no longer answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lost {

@@ -236,7 +236,7 @@ impl Election {
             let leader = state.latest.as_ref().map(|known| &known.node);
             let unsure = leader.filter(|leader| unread.len() < MOST_READS && cx.guard.is_unsure(leader, now));
             unread.extend(unsure.cloned());
-            match cx.guard.decide(vip, state, peers, now) {
+            match state.takeover(&cx.guard, vip, peers, now) {
                 Takeover::Later(at) => cx.schedule.wake_at(at),
                 Takeover::Unfenced(node) => drop(unfenced.insert(node)),
                 Takeover::Granted { why, .. } => granted.push((vip, why)),

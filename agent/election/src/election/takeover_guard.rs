@@ -8,8 +8,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     fencings::Fencings,
+    role::LatestLeader,
     timing::{CLAIM_GRACE, DOWN_PROPAGATION, LONG_PROMISE, SETTLE_TIME, past},
-    vip_state::{LatestLeader, VipState},
 };
 use crate::{
     membership::{MemberStatus, Peer, Peers, SAMPLE, Why},
@@ -60,59 +60,65 @@ pub(super) struct TakeoverGuard<'a> {
 }
 
 impl TakeoverGuard<'_> {
-    /// Decides whether a VIP may be taken from its last known leader.
-    pub(super) fn decide(&self, vip: Vip, state: &VipState, peers: &Peers, now: Duration) -> Takeover {
-        let Some(known) = &state.latest else {
+    /// Decides whether a VIP may be taken from its latest leader, which has not claimed it since `unclaimed_since`.
+    pub(super) fn decide(
+        &self,
+        vip: Vip,
+        latest: Option<&LatestLeader>,
+        unclaimed_since: Option<Duration>,
+        peers: &Peers,
+        now: Duration,
+    ) -> Takeover {
+        let Some(latest) = latest else {
             return Takeover::Granted { why: Why::First, witnessed: !self.stores_differ };
         };
-        if known.node == *self.local {
+        if latest.node == *self.local {
             // It may have handed the VIP to a node that did not write the Lease, and forgotten that.
             // A store of this node's own does not know who has led the VIP since.
             let is_late = now >= past(LONG_PROMISE.max(self.lease), self.started);
             let witnessed = !self.stores_differ && (is_late || self.led_at_start.contains(&vip));
             return Takeover::Granted { why: Why::Resumed, witnessed };
         }
-        let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);
-        let Some(peer) = peers.members.get(&known.node) else {
-            if now >= self.started + SETTLE_TIME && self.must_fence(&known.node, self.lease, peers.majority, now) {
-                return Takeover::Unfenced(known.node.clone());
+        let silent = |at| Takeover::from(at, now, Why::Silent(latest.node.clone()), false);
+        let Some(peer) = peers.members.get(&latest.node) else {
+            if now >= self.started + SETTLE_TIME && self.must_fence(&latest.node, self.lease, peers.majority, now) {
+                return Takeover::Unfenced(latest.node.clone());
             }
             return silent(self.started + SETTLE_TIME);
         };
         match peer.status {
-            MemberStatus::Down | MemberStatus::Left => self.decide_gone(vip, known, peer, peers, now),
+            MemberStatus::Down | MemberStatus::Left => self.decide_gone(vip, latest, peer, peers, now),
             // Nodes that were cut off together with it give it the time to come back.
             MemberStatus::Alive | MemberStatus::Suspected
                 if peer.state.lapsed && now >= self.back.max(self.steady) + CLAIM_GRACE =>
             {
-                Takeover::Granted { why: Why::Lapsed(known.node.clone()), witnessed: true }
+                Takeover::Granted { why: Why::Lapsed(latest.node.clone()), witnessed: true }
             }
             MemberStatus::Alive | MemberStatus::Suspected => {
                 // Nobody could know its claims while it was down, or before it had the Lease.
-                let unclaimed = state.follower().and_then(|follower| follower.unclaimed_since).unwrap_or(now);
-                silent(unclaimed.max(peer.since).max(known.since) + CLAIM_GRACE)
+                silent(unclaimed_since.unwrap_or(now).max(peer.since).max(latest.since) + CLAIM_GRACE)
             }
         }
     }
 
     /// Decides whether a VIP may be taken from a peer that is down, or has left.
-    fn decide_gone(&self, vip: Vip, known: &LatestLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
+    fn decide_gone(&self, vip: Vip, latest: &LatestLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
         // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
         // says.
-        let same = peer.state.claims.get(&vip).is_some_and(|claim| claim.epoch >= known.epoch);
+        let same = peer.state.claims.get(&vip).is_some_and(|claim| claim.epoch >= latest.epoch);
         // If a majority has found it down since, it is not.
-        let confirmed = peer.confirmed >= Some(known.since);
+        let confirmed = peer.confirmed >= Some(latest.since);
         // A peer that has left said so itself.
         let has_left = peer.status == MemberStatus::Left;
-        let witnessed = has_left || peers.majority && (known.why.is_some() || same || confirmed);
+        let witnessed = has_left || peers.majority && (latest.why.is_some() || same || confirmed);
         // Without a majority, the leader may be alive elsewhere, as may others who follow it. Perhaps
         // this node was cut off, reached only the store, and does not know yet what happened.
-        if self.must_fence(&known.node, self.lease_of(peer), has_left || peers.majority, now) {
-            return Takeover::Unfenced(known.node.clone());
+        if self.must_fence(&latest.node, self.lease_of(peer), has_left || peers.majority, now) {
+            return Takeover::Unfenced(latest.node.clone());
         }
-        let silent = self.silent_from(&known.node, peer, peers, now);
-        let at = if witnessed || !peers.majority { silent } else { silent.max(known.since + CLAIM_GRACE) };
-        Takeover::from(at, now, Why::Down(known.node.clone()), witnessed)
+        let silent = self.silent_from(&latest.node, peer, peers, now);
+        let at = if witnessed || !peers.majority { silent } else { silent.max(latest.since + CLAIM_GRACE) };
+        Takeover::from(at, now, Why::Down(latest.node.clone()), witnessed)
     }
 
     /// Returns whether the record of a leader that is down is being read for the first time since.

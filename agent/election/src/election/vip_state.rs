@@ -10,29 +10,20 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{
     context::Context,
     io::Command,
-    role::{Leadership, Lost, Role},
+    role::{LatestLeader, Leadership, Lost, Role},
+    takeover_guard::{Takeover, TakeoverGuard},
 };
 use crate::{
     lease::{Lease, Version},
-    membership::{Claimed, Item, ItemKey, Why},
+    membership::{Claimed, Item, ItemKey, Peers, Why},
 };
-use vipmux_model::NodeName;
+use vipmux_model::{NodeName, Vip};
 
 /// A Lease that names this node, with the time at which it was written, or found to be so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WrittenLease {
     pub(super) at: Duration,
     pub(super) version: Version,
-}
-
-/// The last known leader, by a Lease or a claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct LatestLeader {
-    pub(super) node: NodeName,
-    pub(super) epoch: u64,
-    pub(super) since: Duration,
-    /// `None`: known by the Lease alone.
-    pub(super) why: Option<Why>,
 }
 
 /// An operation at the store or on the LAN. A VIP has one at a time.
@@ -201,6 +192,12 @@ impl VipState {
             Position::Follower(follower) => Some(follower),
             Position::Owner(_) => None,
         }
+    }
+
+    /// Decides whether this node may take the VIP.
+    pub(super) fn takeover(&self, guard: &TakeoverGuard<'_>, vip: Vip, peers: &Peers, now: Duration) -> Takeover {
+        let unclaimed_since = self.follower().and_then(|follower| follower.unclaimed_since);
+        guard.decide(vip, self.latest.as_ref(), unclaimed_since, peers, now)
     }
 
     pub(super) const fn follower_mut(&mut self) -> Option<&mut Follower> {

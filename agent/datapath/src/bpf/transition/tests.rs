@@ -139,7 +139,7 @@ fn the_maps_of_another_version_are_taken_over_with_their_flows_and_ids() {
     put(&maps, "SERVICES", &[words(&[5]), vec![0x01, 0xbb, 6, 0]].concat(), &service);
     put(&maps, "FRAGMENTS", &fragment_key(1), &fragment(REMOTE));
     let records = [local_flow(4000, 1234), flow(4001, LOCAL), flow(4002, REMOTE)];
-    let old = map_table(&maps, Access::Write).unwrap();
+    let old = flow_table_handle(&maps).unwrap().map_writable().unwrap();
     assert!(records.iter().all(|record| old.add(*record)));
     let vips = RawMap::open(&maps, "VIPS").unwrap().id();
 
@@ -282,7 +282,9 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
     let Some(pins) = mounted() else { return };
     make_sibling(&pins);
     let add = |folder: &Path, port, backend, seen| {
-        assert!(map_table(folder, Access::Write).unwrap().add(FlowRecord { seen, ..flow(port, backend) }));
+        assert!(
+            flow_table_handle(folder).unwrap().map_writable().unwrap().add(FlowRecord { seen, ..flow(port, backend) })
+        );
     };
     for port in 1..=4 {
         add(&pins.maps(), port, LOCAL, 100);
@@ -312,7 +314,7 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
     };
     transition.finish(&pins, || [3, 7].into_iter().for_each(by_new_programs)).unwrap();
 
-    let records = map_table(&maps, Access::Read).unwrap();
+    let records = flow_table_handle(&maps).unwrap().map().unwrap();
     let found: BTreeMap<_, _> =
         records.records().map(|flow| (u16::from_be(flow.client_port), (flow.backend, flow.seen))).collect();
     let expected = [(1, (LOCAL, 100)), (2, (REMOTE, 200)), (3, (LOCAL, 300)), (4, (LOCAL, 100)), (6, (LOCAL, 200))];
@@ -350,7 +352,7 @@ fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     MapData::create(old, "FLOWS", None).unwrap().pin(pins.old_maps().join("FLOWS")).unwrap();
     RawMap::open(&next, "CONFIG").unwrap().pin(&pins.old_maps().join("CONFIG")).unwrap();
     // A record of the old programs.
-    assert!(map_table(&pins.old_maps(), Access::Write).unwrap().add(flow(77, REMOTE)));
+    assert!(flow_table_handle(&pins.old_maps()).unwrap().map_writable().unwrap().add(flow(77, REMOTE)));
     let (_programs, maps) = load(&pins, FLOWS).unwrap();
     assert_eq!(flows(&maps).len(), before.len() + 1);
     assert!(!pins.next_maps().exists() && !pins.old_maps().exists());

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    election::{takeover_guard::Takeover, vip_state::LatestLeader},
+    election::{role::LatestLeader, takeover_guard::Takeover},
     membership::{AgentInfo, SAMPLE, WireVersions},
 };
 
@@ -34,7 +34,7 @@ fn taken_at(b: Peer, members: usize, back: Duration, fencings: &Fencings) -> Dur
         fencings,
         mutated,
     };
-    match guard.decide(vip4(1), &state, &peers, Duration::ZERO) {
+    match state.takeover(&guard, vip4(1), &peers, Duration::ZERO) {
         Takeover::Later(at) => at,
         other => panic!("{other:?}"),
     }

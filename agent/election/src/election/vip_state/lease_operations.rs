@@ -186,7 +186,7 @@ impl VipState {
             return;
         }
         let epoch = self.epoch();
-        match cx.guard.decide(cx.vip, self, peers, cx.now) {
+        match self.takeover(&cx.guard, cx.vip, peers, cx.now) {
             _ if is_claimed(cx.vip, peers) => {}
             Takeover::Later(_) | Takeover::Unfenced(_) => self.end_turns(),
             Takeover::Granted { why: Why::Resumed, witnessed: true } if lease.is_some() => {
@@ -250,7 +250,7 @@ impl VipState {
             Some(peer) if peer.current > Some(self.since) && !peer.state.leads(cx.vip) => Predecessor::Gone,
             // It gives the VIP up when it hears the claim of this node.
             Some(_) => Predecessor::Unclear,
-            None => match cx.guard.decide(cx.vip, self, peers, cx.now) {
+            None => match self.takeover(&cx.guard, cx.vip, peers, cx.now) {
                 Takeover::Granted { witnessed: true, .. } => Predecessor::Gone,
                 _ => Predecessor::Leads(leader.clone()),
             },

@@ -106,7 +106,7 @@ impl VipState {
         if !peers.majority || !cx.able || cx.now < cx.guard.steady + CLAIM_PROPAGATION {
             return None;
         }
-        let Takeover::Granted { why, witnessed: true } = cx.guard.decide(cx.vip, self, peers, cx.now) else {
+        let Takeover::Granted { why, witnessed: true } = self.takeover(&cx.guard, cx.vip, peers, cx.now) else {
             return None;
         };
         let leader = self.latest.as_ref().map(|known| &known.node).filter(|leader| *leader != cx.local);
