@@ -32,7 +32,7 @@ use crate::{
     packet::{FARTHEST, Packet, Transport},
     peer, position, record, reject,
     scratch::{look_for_record, pass_on, try_another_backend},
-    segment::Segment,
+    segment::SegmentContext,
     service::{self, Source},
     time,
     verdict::{Outcome, Verdict},
@@ -57,6 +57,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     if segment.is_syn() {
         return pass_on(with(RESULT_OPENING), Verdict::NEW);
     }
+    let context = SegmentContext { frame, interface, packet: &packet, transport: &transport, segment: &segment };
     let source = Source { frame, interface, vip: flags };
     let Some(entry) = FlowEntry::get(config, &key, position::place(config, &key), flags) else {
         return pass_on(with(RESULT_NEW), Verdict::NEW);
@@ -72,7 +73,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
             count::stat(Stat::FromPeer, frame.length);
         }
         count::service(entry.slot(), frame.length, false);
-        return nat::deliver(frame, interface, &packet, &transport, &segment, backend);
+        return nat::deliver(&context, backend);
     }
     let destination = match entry.destination(&segment, &source, now) {
         Ok(Some(destination)) => destination,
@@ -94,7 +95,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         return Err(DropReason::SourceRange.into());
     }
     count::service(destination.slot, frame.length, false);
-    send::<V6, true>(config, frame, interface, &packet, &transport, &segment, &destination)
+    send::<V6, true>(config, &context, &destination)
 }
 
 /// Handles an IP packet that is addressed to this interface's MAC, if [`established`] does not know
@@ -201,7 +202,8 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     // Read again, since the stack has no room.
     let (_, end) = frame::bounds(frame.context);
     let segment = transport.segment(end)?;
-    send::<V6, false>(config(), frame, interface, &packet, &transport, &segment, &destination)
+    let context = SegmentContext { frame, interface, packet: &packet, transport: &transport, segment: &segment };
+    send::<V6, false>(config(), &context, &destination)
 }
 
 /// A packet that no Service or no backend takes continues to the program that answers it.
@@ -259,11 +261,7 @@ pub(crate) fn slow_path<const V6: bool>(frame: &Frame, interface: &Interface) ->
 #[inline(always)]
 fn send<const V6: bool, const RECORDED: bool>(
     config: &Config,
-    frame: &Frame,
-    interface: &Interface,
-    packet: &Packet<V6>,
-    transport: &Transport,
-    segment: &Segment,
+    context: &SegmentContext<'_, V6>,
     destination: &Destination,
 ) -> Outcome {
     match destination.target.local {
@@ -272,7 +270,7 @@ fn send<const V6: bool, const RECORDED: bool>(
         Some(_) if destination.entry == EntryState::NoRoom => Err(DropReason::RecordLimited.into()),
         Some(_) if destination.entry == EntryState::Collision => Err(DropReason::TupleCollision.into()),
         Some(_) if destination.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
-        Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend),
+        Some(backend) => nat::deliver(context, backend),
         None => {
             let node = match destination.target.remote {
                 // `Source::is_fit` has just checked it.
@@ -280,9 +278,9 @@ fn send<const V6: bool, const RECORDED: bool>(
                 _ => service::node(&destination.target)?,
             };
             if destination.entry != EntryState::Present {
-                count::stat(Stat::Unrecorded, frame.length);
+                count::stat(Stat::Unrecorded, context.frame.length);
             }
-            forward::hand_over_segment(config, frame, packet, transport, segment, interface, node)
+            forward::hand_over_segment(config, context, node)
         }
     }
 }

@@ -10,10 +10,10 @@ use crate::{
     frame::Frame,
     maps::INTERFACES,
     merged,
-    packet::{Packet, Transport},
+    packet::Packet,
     partial,
     scratch::pass_on,
-    segment::Segment,
+    segment::SegmentContext,
     verdict::{Outcome, Verdict},
 };
 
@@ -75,15 +75,11 @@ fn undeliverable(mtu: u32) -> Outcome {
 #[inline(always)]
 pub(crate) fn hand_over_segment<const V6: bool>(
     config: &Config,
-    frame: &Frame,
-    packet: &Packet<V6>,
-    transport: &Transport,
-    segment: &Segment,
-    interface: &Interface,
+    context: &SegmentContext<'_, V6>,
     node: &Node,
 ) -> Outcome {
-    partial::complete(frame, interface, packet, transport, segment);
-    hand_over(config, frame, packet, interface, node)
+    partial::complete(context);
+    hand_over(config, context.frame, context.packet, context.interface, node)
 }
 
 /// Returns the source MAC of a handed-over frame: this node's hand-over MAC, unless the network

@@ -1,16 +1,16 @@
 //! Translates address and port towards a local backend.
 
 use vipmux_common::{
-    abi::{Backend, Interface, Stat},
+    abi::{Backend, Stat},
     checksum,
 };
 
 use crate::{
     count,
     frame::Frame,
-    packet::{Packet, SCTP, TCP, Transport},
+    packet::{Packet, SCTP, TCP},
     partial,
-    segment::Segment,
+    segment::SegmentContext,
     verdict::{Outcome, Verdict},
     wire::{read, write},
 };
@@ -24,16 +24,10 @@ pub(crate) fn port(backend: &Backend, asked: u16) -> u16 {
 /// Makes the backend the destination. The stack delivers the packet, and sees an ordinary
 /// connection from the client.
 #[inline(always)]
-pub(crate) fn deliver<const V6: bool>(
-    frame: &Frame,
-    interface: &Interface,
-    packet: &Packet<V6>,
-    transport: &Transport,
-    segment: &Segment,
-    backend: &Backend,
-) -> Outcome {
+pub(crate) fn deliver<const V6: bool>(context: &SegmentContext<'_, V6>, backend: &Backend) -> Outcome {
+    let SegmentContext { frame, packet, segment, .. } = context;
     let port = port(backend, segment.destination_port);
-    let is_partial = partial::is_partial(frame, interface, packet, transport, segment);
+    let is_partial = partial::is_partial(context);
     let of_address = packet.set_destination(&backend.address);
     let change = of_address + checksum::change(u32::from(segment.destination_port), u32::from(port));
     let at = segment.transport;

@@ -13,14 +13,14 @@ use aya_ebpf::{
     helpers::{bpf_csum_diff, bpf_xdp_load_bytes},
 };
 use vipmux_common::{
-    abi::{INTERFACE_GENERIC, INTERFACE_PARTIAL, Interface},
+    abi::{INTERFACE_GENERIC, INTERFACE_PARTIAL},
     checksum,
 };
 
 use crate::{
-    frame::{self, Frame},
-    packet::{Packet, TCP, Transport, UDP},
-    segment::Segment,
+    frame,
+    packet::{Packet, TCP, UDP},
+    segment::SegmentContext,
     wire::{opaque, pin, read, write},
 };
 
@@ -32,29 +32,18 @@ const BLOCK: usize = 32;
 
 /// Returns whether a segment's checksum is partial.
 #[inline(always)]
-pub(crate) fn is_partial<const V6: bool>(
-    frame: &Frame,
-    interface: &Interface,
-    packet: &Packet<V6>,
-    transport: &Transport,
-    segment: &Segment,
-) -> bool {
-    interface.flags & INTERFACE_PARTIAL != 0 && rest(frame, packet, transport, segment) != FINAL
+pub(crate) fn is_partial<const V6: bool>(context: &SegmentContext<'_, V6>) -> bool {
+    context.interface.flags & INTERFACE_PARTIAL != 0 && rest(context) != FINAL
 }
 
 /// Completes a partial checksum of a packet that is sent out, where it would be taken as final.
 #[inline(always)]
-pub(crate) fn complete<const V6: bool>(
-    frame: &Frame,
-    interface: &Interface,
-    packet: &Packet<V6>,
-    transport: &Transport,
-    segment: &Segment,
-) {
+pub(crate) fn complete<const V6: bool>(context: &SegmentContext<'_, V6>) {
+    let SegmentContext { interface, segment, .. } = context;
     if interface.flags & (INTERFACE_PARTIAL | INTERFACE_GENERIC) != INTERFACE_PARTIAL {
         return;
     }
-    let sum = rest(frame, packet, transport, segment);
+    let sum = rest(context);
     if sum == FINAL || sum == UNKNOWN {
         return;
     }
@@ -79,7 +68,8 @@ const UNKNOWN: u64 = u64::MAX - 1;
 /// final checksums looks like a partial one, so it counts as partial only if the segment's sum does
 /// not verify. A fragment's checksum is always final, and does not verify alone.
 #[inline(always)]
-fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transport, segment: &Segment) -> u64 {
+fn rest<const V6: bool>(context: &SegmentContext<'_, V6>) -> u64 {
+    let SegmentContext { frame, packet, transport, segment, .. } = context;
     let at = segment.transport;
     let field: u16 = match segment.protocol {
         // SAFETY: `Transport::segment` compared these headers with the end.

@@ -1,9 +1,10 @@
 //! Parses TCP (RFC 9293), UDP (RFC 768) and SCTP (RFC 9260).
 
-use vipmux_common::abi::{Address, DropReason, FlowKey};
+use vipmux_common::abi::{Address, DropReason, FlowKey, Interface};
 
 use crate::{
-    packet::{SCTP, TCP, Transport, UDP},
+    frame::Frame,
+    packet::{Packet, SCTP, TCP, Transport, UDP},
     wire::{literal, read},
 };
 
@@ -40,6 +41,15 @@ pub(crate) struct Segment {
     pub(crate) sequence: u32,
     /// TCP's acknowledgement number, host order; SCTP's verification tag.
     pub(crate) acknowledged: u32,
+}
+
+/// A segment with the headers before it.
+pub(crate) struct SegmentContext<'a, const V6: bool> {
+    pub(crate) frame: &'a Frame,
+    pub(crate) interface: &'a Interface,
+    pub(crate) packet: &'a Packet<V6>,
+    pub(crate) transport: &'a Transport,
+    pub(crate) segment: &'a Segment,
 }
 
 impl Transport {
