@@ -24,7 +24,7 @@ pub use self::{
     directory::DirectoryStore,
     kubernetes::KubernetesStore,
     lease_object::{lease_name, record_name},
-    lease_watch::{Watched, WatchedLeases, changes, follow, follow_api},
+    lease_watch::{LeaseSnapshot, LeaseSnapshots, changes, follow, follow_api},
     node_macs::publish as publish_macs,
     operations::{StoreOperations, StoreOutcome, StoreReport},
 };

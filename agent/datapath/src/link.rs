@@ -39,7 +39,7 @@ pub use self::{
     neighbors::{Neighbor, ResolvedNeighbors, remove_neighbors},
     probing::{PeersBySegment, SegmentPeers, SegmentReaches},
     routes::gateways,
-    segment::{Segment, SegmentPort, Segments},
+    segment::{NetworkSegment, SegmentPort, Segments},
     shared_subnet::{CardReason, SharedSubnet},
     unreachability::{Doubt, Doubts},
     veth::{Delivery, OtherEnd, other_ends},

@@ -70,7 +70,7 @@ use std::{
 use self::{
     ability::AbilityToLead,
     context::Context,
-    fence::Fence,
+    fence::FenceDeadline,
     fencings::Fencings,
     leader_index::LeaderIndex,
     node_records::OwnRecord,
@@ -136,7 +136,7 @@ pub struct Election {
     index: LeaderIndex,
     surveys: Surveys,
     inquiries: Inquiries,
-    fence: Fence,
+    fence: FenceDeadline,
     /// The time of the last heartbeat.
     ticked: Duration,
     /// This node's record in the store, and those of nodes whose VIPs this one is about to take.
@@ -174,7 +174,7 @@ impl Election {
             index: LeaderIndex::default(),
             surveys: Surveys::default(),
             inquiries: Inquiries::default(),
-            fence: Fence::new(settings.lease, mutated),
+            fence: FenceDeadline::new(settings.lease, mutated),
             ticked: now,
             record: OwnRecord::default(),
             fencings: Fencings::default(),
@@ -200,7 +200,7 @@ impl Election {
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn mutate(&mut self, mutation: Option<Mutation>) {
         self.mutated = Mutated::new(mutation);
-        self.fence = Fence::new(self.settings.lease, self.mutated);
+        self.fence = FenceDeadline::new(self.settings.lease, self.mutated);
     }
 
     /// Returns whether this node may answer at `now`, and only because its record in the store says so.

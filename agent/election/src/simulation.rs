@@ -163,7 +163,7 @@ enum AgentEvent {
         input: Input,
     },
     /// The watch of the store reports a change.
-    Watched(Input),
+    LeaseChange(Input),
     /// An announcement of a leadership: one of a burst.
     Announce {
         vip: Vip,

@@ -6,11 +6,11 @@ use vipmux_election::membership::sealing::Unopened;
 
 /// Counts, each from the agent's start.
 #[derive(Debug, Default)]
-pub struct Counters([AtomicU64; Count::ALL.len()]);
+pub struct Counters([AtomicU64; GossipCount::ALL.len()]);
 
 /// An outcome of a datagram or payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Count {
+pub enum GossipCount {
     /// Payloads that were sent.
     Sent,
     /// Payloads and replies that were not: no address in common, a full queue, an error of the
@@ -32,7 +32,7 @@ pub enum Count {
     Unopened(Unopened),
 }
 
-impl Count {
+impl GossipCount {
     /// All outcomes, in the order of their places.
     pub const ALL: [Self; 8 + Unopened::ALL.len()] = {
         let mut all = [Self::Sent; 8 + Unopened::ALL.len()];
@@ -87,12 +87,12 @@ impl Count {
 
 impl Counters {
     /// Returns the number of an outcome.
-    pub fn get(&self, count: Count) -> u64 {
+    pub fn get(&self, count: GossipCount) -> u64 {
         self.0[count.place()].load(Ordering::Relaxed)
     }
 
     /// Counts more datagrams or payloads.
-    pub fn add(&self, count: Count, more: usize) {
+    pub fn add(&self, count: GossipCount, more: usize) {
         self.0[count.place()].fetch_add(more as u64, Ordering::Relaxed);
     }
 }
@@ -105,10 +105,10 @@ mod tests {
 
     #[test]
     fn each_outcome_has_a_place_and_a_name_of_its_own() {
-        for (place, count) in Count::ALL.into_iter().enumerate() {
+        for (place, count) in GossipCount::ALL.into_iter().enumerate() {
             assert_eq!(count.place(), place, "{count:?}");
         }
-        let names: BTreeSet<_> = Count::ALL.into_iter().map(Count::name).collect();
-        assert_eq!(names.len(), Count::ALL.len());
+        let names: BTreeSet<_> = GossipCount::ALL.into_iter().map(GossipCount::name).collect();
+        assert_eq!(names.len(), GossipCount::ALL.len());
     }
 }

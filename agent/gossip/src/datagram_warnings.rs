@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, mem, net::IpAddr, time::Duration};
 
-use super::Count;
+use super::GossipCount;
 use vipmux_election::membership::sealing::Unopened;
 use vipmux_model::NodeName;
 
@@ -13,7 +13,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// The unexpected datagrams and payloads, by outcome.
 #[derive(Debug, Default)]
-pub struct DatagramWarnings(BTreeMap<Count, Datagrams>);
+pub struct DatagramWarnings(BTreeMap<GossipCount, Datagrams>);
 
 #[derive(Debug, Default)]
 struct Datagrams {
@@ -30,7 +30,7 @@ struct Datagrams {
 impl DatagramWarnings {
     /// Counts a datagram. If it is time to warn, returns the number of datagrams since the last
     /// warning.
-    pub fn take(&mut self, outcome: Count, now: Duration) -> Option<u64> {
+    pub fn take(&mut self, outcome: GossipCount, now: Duration) -> Option<u64> {
         let datagrams = self.0.entry(outcome).or_default();
         if now >= datagrams.begins + PERIOD {
             datagrams.begins = now;
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn few_datagrams_cause_no_warning_and_many_cause_one_in_each_period() {
         let mut warnings = DatagramWarnings::default();
-        let mut take = |millis| warnings.take(Count::Unopened(Unopened::OtherKey), Duration::from_millis(millis));
+        let mut take = |millis| warnings.take(GossipCount::Unopened(Unopened::OtherKey), Duration::from_millis(millis));
         // One every two seconds: never ten within a period.
         assert!((0..50).all(|i| take(i * 2_000).is_none()));
         let taken: Vec<_> = (0..600).filter_map(|i| take(200_000 + i * 50).map(|count| (i * 50, count))).collect();
@@ -98,7 +98,7 @@ mod tests {
     fn one_reason_does_not_hide_another() {
         let mut warnings = DatagramWarnings::default();
         let mut warned = |outcome| (0..10).filter_map(|_| warnings.take(outcome, Duration::from_secs(1))).count();
-        assert_eq!((warned(Count::Unopened(Unopened::OtherKey)), warned(Count::Undecoded)), (1, 1));
+        assert_eq!((warned(GossipCount::Unopened(Unopened::OtherKey)), warned(GossipCount::Undecoded)), (1, 1));
     }
 
     #[test]

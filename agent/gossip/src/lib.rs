@@ -25,7 +25,7 @@ use tokio::{
 };
 
 pub use self::{
-    counters::{Count, Counters},
+    counters::{Counters, GossipCount},
     datagram_warnings::DatagramWarnings,
     key_file::{KeyFileError, follow, is_exposed, load, load_or_make},
 };
@@ -126,7 +126,7 @@ impl Gossip {
     pub fn send(&self, batch: Batch) {
         let payloads = batch.len();
         if self.outgoing.try_send(batch).is_err() {
-            self.counters.add(Count::Unsent, payloads);
+            self.counters.add(GossipCount::Unsent, payloads);
         }
     }
 
@@ -221,19 +221,19 @@ impl Task {
                     false
                 }
             };
-            self.counters.add(if sent { Count::Sent } else { Count::Unsent }, 1);
+            self.counters.add(if sent { GossipCount::Sent } else { GossipCount::Unsent }, 1);
         }
     }
 
-    fn reply(&self, datagram: &[u8], to: IpAddr) -> Count {
-        if self.sockets.send(datagram, &[to]) { Count::Replied } else { Count::Unsent }
+    fn reply(&self, datagram: &[u8], to: IpAddr) -> GossipCount {
+        if self.sockets.send(datagram, &[to]) { GossipCount::Replied } else { GossipCount::Unsent }
     }
 
     fn receive(&mut self, family: Family) -> Result<(), End> {
         let now = vipmux_cluster::clock::try_boottime().map_err(End::Clock)?;
         for (datagram, from) in self.sockets.receive(family, BATCH) {
             if !self.owners.contains_key(&from) && !self.strays.take(now) {
-                self.counters.add(Count::Stray, 1);
+                self.counters.add(GossipCount::Stray, 1);
                 continue;
             }
             let addresses = self.addresses.borrow();
@@ -248,23 +248,23 @@ impl Task {
                         self.counters.add(self.reply(&reply, from), 1);
                     }
                     match self.incoming.try_send(Incoming { node, bytes }) {
-                        Ok(()) => Count::Taken,
-                        Err(TrySendError::Full(_)) => Count::Overflowed,
+                        Ok(()) => GossipCount::Taken,
+                        Err(TrySendError::Full(_)) => GossipCount::Overflowed,
                         Err(TrySendError::Closed(_)) => return Err(End::Unwanted),
                     }
                 }
                 Opened::Reply(reply) => self.reply(&reply, from),
-                Opened::Admitted => Count::Admitted,
+                Opened::Admitted => GossipCount::Admitted,
                 Opened::Nothing { reason, key, sender } => {
                     if let Some((key, node)) = key.zip(self.owners.get(&from)) {
                         self.other_keys.send_modify(|keys| keys.note(node.clone(), key, now));
                     }
-                    if let Some(datagrams) = self.warnings.take(Count::Unopened(reason), now)
+                    if let Some(datagrams) = self.warnings.take(GossipCount::Unopened(reason), now)
                         && let Some(warning) = datagram_warnings::text(reason, sender.as_ref(), from)
                     {
                         tracing::warn!(datagrams, warning, "gossip ignored");
                     }
-                    Count::Unopened(reason)
+                    GossipCount::Unopened(reason)
                 }
             };
             self.counters.add(count, 1);

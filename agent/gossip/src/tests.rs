@@ -39,7 +39,7 @@ impl Agent {
         Self { gossip, incoming, nodes: sender }
     }
 
-    fn count(&self, count: Count) -> u64 {
+    fn count(&self, count: GossipCount) -> u64 {
         self.gossip.counters().get(count)
     }
 
@@ -57,7 +57,7 @@ impl Agent {
         panic!("{what:?} is not received: {:?} and {:?}", self.gossip.counters(), other.gossip.counters());
     }
 
-    async fn until(&self, what: Count, at_least: u64) {
+    async fn until(&self, what: GossipCount, at_least: u64) {
         for _ in 0..1_000 {
             if self.count(what) >= at_least {
                 return;
@@ -104,7 +104,7 @@ async fn a_port_that_is_taken_is_tried_again() {
     let a = Agent::start("a", &nodes, PORT, 1);
     let mut b = Agent::start("b", &nodes, PORT, 1);
     a.gossip.send(vec![(node_name("b"), vec![1])]);
-    a.until(Count::Unsent, 1).await;
+    a.until(GossipCount::Unsent, 1).await;
     drop(taken);
     a.tell(&mut b, "b", b"here").await;
 }
@@ -120,8 +120,8 @@ async fn if_one_family_fails_the_other_one_is_used() {
     for _ in 0..3 {
         a.gossip.send(vec![(node_name("b"), vec![1])]);
     }
-    a.until(Count::Sent, 3).await;
-    a.until(Count::Unopened(Unopened::Echoed), 3).await;
+    a.until(GossipCount::Sent, 3).await;
+    a.until(GossipCount::Unopened(Unopened::Echoed), 3).await;
 }
 
 #[tokio::test]
@@ -140,16 +140,16 @@ async fn unexpected_datagrams_are_counted_and_do_not_stop_the_others() {
         for _ in 0..20 {
             agent.gossip.send(vec![(node_name("b"), vec![1])]);
         }
-        b.until(Count::Unopened(reason), 1).await;
+        b.until(GossipCount::Unopened(reason), 1).await;
     }
     assert!(b.gossip.other_keys().borrow().is_empty(), "it came from no Node's address");
     let noise = std::net::UdpSocket::bind((loopback(4, 6), 0)).unwrap();
     for (length, version) in [(1, 1), (40, 0), (LONGEST_DATAGRAM + 1, 2), (9_000, 7)] {
         noise.send_to(&vec![version; length], (loopback(4, 2), PORT)).unwrap();
     }
-    b.until(Count::Unopened(Unopened::Malformed), 1).await;
-    b.until(Count::Unopened(Unopened::OtherVersion), 3).await;
-    assert_eq!((b.count(Count::Taken), b.incoming.try_recv().is_err()), (0, true));
+    b.until(GossipCount::Unopened(Unopened::Malformed), 1).await;
+    b.until(GossipCount::Unopened(Unopened::OtherVersion), 3).await;
+    assert_eq!((b.count(GossipCount::Taken), b.incoming.try_recv().is_err()), (0, true));
     let a = Agent::start("a", &nodes, PORT, 1);
     a.tell(&mut b, "b", b"here").await;
 }
@@ -160,11 +160,11 @@ async fn a_flood_from_addresses_of_no_node_is_not_opened_and_nodes_are_heard() {
     let mut b = Agent::start("b", &nodes, PORT, 1);
     let strange = addresses(&[("c", &[loopback(9, 3)]), ("b", &[loopback(9, 2)])]);
     let stranger = Agent::start("c", &strange, PORT, 1);
-    while b.count(Count::Stray) < 500 {
+    while b.count(GossipCount::Stray) < 500 {
         stranger.gossip.send((0..50).map(|_| (node_name("b"), vec![7; 1_000])).collect());
         sleep(Duration::from_millis(1)).await;
     }
-    assert!(b.count(Count::Unopened(Unopened::Stranger)) > 0, "a few are opened, to say what they are");
+    assert!(b.count(GossipCount::Unopened(Unopened::Stranger)) > 0, "a few are opened, to say what they are");
     let a = Agent::start("a", &nodes, PORT, 1);
     a.tell(&mut b, "b", b"here").await;
 }
@@ -176,15 +176,15 @@ async fn payloads_that_are_not_read_are_lost_and_counted() {
     let mut b = Agent::start("b", &nodes, PORT, 1);
     a.tell(&mut b, "b", b"first").await;
     // More than wait for their turn, and then more than wait to be sent.
-    while b.count(Count::Overflowed) == 0 {
+    while b.count(GossipCount::Overflowed) == 0 {
         a.gossip.send((0..50).map(|_| (node_name("b"), vec![7; 100])).collect());
         sleep(Duration::from_millis(1)).await;
     }
-    let before = a.count(Count::Unsent);
+    let before = a.count(GossipCount::Unsent);
     for _ in 0..OUTGOING + 2 {
         a.gossip.send(vec![(node_name("b"), vec![1])]);
     }
-    assert!(a.count(Count::Unsent) >= before + 2, "this runtime has one thread, which was here");
+    assert!(a.count(GossipCount::Unsent) >= before + 2, "this runtime has one thread, which was here");
     while b.incoming.try_recv().is_ok() {}
     a.tell(&mut b, "b", b"last").await;
 }

@@ -16,7 +16,7 @@ use crate::{
     Capacities, Observed, Plan, Step, Subject, plan,
     reached::ReachedState,
     simulation::{
-        Answer, Flow, HZ, Kernel, ServiceSettings, Table, expected, expected_like, expected_settings, service,
+        Answer, Flow, HZ, ServiceSettings, SimulatedKernel, Table, expected, expected_like, expected_settings, service,
     },
 };
 use vipmux_model::{
@@ -229,7 +229,7 @@ fn questions() -> impl Iterator<Item = Question> {
 
 struct World {
     capacities: Capacities,
-    kernel: Kernel,
+    kernel: SimulatedKernel,
     observed: Observed,
     now: Duration,
     /// Every flow that was ever recorded, and its answer.
@@ -244,7 +244,7 @@ impl World {
         let observed = Observed::empty(capacities, config);
         let now = Duration::from_secs(1000);
         let (flows, vouched) = (BTreeMap::new(), BTreeSet::new());
-        let mut kernel = Kernel::default();
+        let mut kernel = SimulatedKernel::default();
         kernel.entries.config = config;
         Self { capacities, kernel, observed, now, flows, vouched }
     }

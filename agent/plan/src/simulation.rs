@@ -22,8 +22,8 @@ pub(super) enum Answer {
     NotVip,
     NoService,
     NoBackend(ServiceName),
-    Kernel(ServiceName),
-    To(ServiceName, Target),
+    SimulatedKernel(ServiceName),
+    To(ServiceName, SimulatedTarget),
 }
 
 /// The settings in a Service's revision and its state. Each of the two changes at once, and never
@@ -49,7 +49,7 @@ pub(super) const HZ: u32 = 250;
 
 /// A backend, as identified in the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Target {
+pub(super) struct SimulatedTarget {
     pub(super) address: IpAddr,
     pub(super) port: u16,
     pub(super) node: Option<NodeName>,
@@ -66,7 +66,7 @@ pub(super) enum Table {
 pub(super) type Flow = (u32, (u32, u32), (u32, u32));
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Kernel {
+pub(super) struct SimulatedKernel {
     pub(super) entries: MapEntries,
     arena: BTreeMap<u32, u32>,
     /// The last time at which a packet could use table slots, backend indices and Service slots.
@@ -79,7 +79,7 @@ pub(super) struct Kernel {
     newest_epoch: u32,
 }
 
-impl Kernel {
+impl SimulatedKernel {
     /// Executes a step, and fails if a packet in flight could notice.
     pub(super) fn apply(&mut self, step: &Step, capacities: &Capacities, now: Duration) {
         match step.clone() {
@@ -274,7 +274,7 @@ impl Kernel {
         let Some(value) = self.revision(vip, claim) else { return (Answer::NoService, None) };
         let owner = self.entries.service_names[&value.slot].clone();
         if value.flags & abi::SERVICE_KERNEL != 0 {
-            return (Answer::Kernel(owner), None);
+            return (Answer::SimulatedKernel(owner), None);
         }
         let range = ranges(value)[usize::from(table == Table::Local)].clone();
         if range.is_empty() {
@@ -318,15 +318,15 @@ impl Kernel {
     }
 
     /// Returns the backends that have a flag.
-    pub(super) fn flagged(&self, flag: u16) -> BTreeSet<Target> {
+    pub(super) fn flagged(&self, flag: u16) -> BTreeSet<SimulatedTarget> {
         let flagged = self.entries.backends.iter().filter(|(_, backend)| backend.flags & flag != 0);
         flagged.map(|(index, _)| self.target(*index)).collect()
     }
 
-    fn target(&self, index: u32) -> Target {
+    fn target(&self, index: u32) -> SimulatedTarget {
         let backend = self.entries.backends[&index];
         let node = NodeName::new(self.entries.node_names[&backend.node].as_str()).ok();
-        Target { address: backend.address.into(), port: u16::from_be(backend.port), node }
+        SimulatedTarget { address: backend.address.into(), port: u16::from_be(backend.port), node }
     }
 }
 
@@ -342,7 +342,7 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
     }
     let Some(service) = service(desired, claim) else { return Answer::NoService };
     if is_left_to_the_stack(desired, service) {
-        return Answer::Kernel(service.owner.clone());
+        return Answer::SimulatedKernel(service.owner.clone());
     }
     let reachable = |backend: &&DesiredBackend| desired.reaches(backend);
     let endpoint = |backend: &DesiredBackend| Endpoint::new(backend.address.into(), backend.port_number().to_be());
@@ -374,8 +374,8 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
     Answer::To(service.owner.clone(), target)
 }
 
-fn target(backend: &DesiredBackend) -> Target {
-    Target { address: backend.address, port: backend.port_number(), node: backend.node.clone() }
+fn target(backend: &DesiredBackend) -> SimulatedTarget {
+    SimulatedTarget { address: backend.address, port: backend.port_number(), node: backend.node.clone() }
 }
 
 fn is_left_to_the_stack(desired: &Desired, service: &DesiredService) -> bool {
@@ -385,7 +385,11 @@ fn is_left_to_the_stack(desired: &Desired, service: &DesiredService) -> bool {
 }
 
 /// Returns the backends with an entry whose readiness is like this in a desired state.
-pub(super) fn expected_like(desired: &Desired, kernel: &Kernel, like: fn(Readiness) -> bool) -> BTreeSet<Target> {
+pub(super) fn expected_like(
+    desired: &Desired,
+    kernel: &SimulatedKernel,
+    like: fn(Readiness) -> bool,
+) -> BTreeSet<SimulatedTarget> {
     let mut found = BTreeSet::new();
     for service in desired.services.values().filter(|service| !is_left_to_the_stack(desired, service)) {
         let mut ready = BTreeMap::new();

@@ -16,7 +16,7 @@ use vipmux_common::abi::{self, Mac};
 
 use crate::{
     Capacities, MapEntries, Observed, Plan, PlanError, REST, Step, plan,
-    simulation::{HZ, Kernel},
+    simulation::{HZ, SimulatedKernel},
 };
 use vipmux_model::{
     desired::{
@@ -79,7 +79,7 @@ impl Serve for Desired {
 
 struct World {
     capacities: Capacities,
-    kernel: Kernel,
+    kernel: SimulatedKernel,
     observed: Observed,
     now: Duration,
 }
@@ -91,7 +91,7 @@ impl World {
 
     fn with_capacities(capacities: Capacities) -> Self {
         let config = abi::Config { hz: HZ, ..Default::default() };
-        let mut kernel = Kernel::default();
+        let mut kernel = SimulatedKernel::default();
         kernel.entries.config = config;
         Self { capacities, kernel, observed: Observed::empty(capacities, config), now: Duration::from_secs(1000) }
     }

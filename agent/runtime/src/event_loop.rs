@@ -57,7 +57,7 @@ use crate::{
     },
     telemetry::Telemetry,
 };
-use vipmux_cluster::store::{StoreReport, Watched};
+use vipmux_cluster::store::{LeaseSnapshot, StoreReport};
 use vipmux_datapath::link::{Links, Monitor, PeersBySegment, SegmentPeers, interface_name};
 use vipmux_election::{Command, Input, membership::Item};
 use vipmux_gossip::Addresses;
@@ -348,7 +348,7 @@ impl Agent {
     }
 
     /// Passes the changes of the Leases to the election. Returns whether MACs of peers changed.
-    fn leases_changed(&mut self, watched: Watched) -> Result<bool, AgentError> {
+    fn leases_changed(&mut self, watched: LeaseSnapshot) -> Result<bool, AgentError> {
         let (commands, macs_changed) = self.election.elector.leases_changed(&mut self.serving.kernel, watched)?;
         self.execute(&commands)?;
         Ok(macs_changed && self.election.update_peers())

@@ -13,12 +13,12 @@ use crate::{
     election::{elector::Elector, peer_health::PeerHealth},
     serving::{
         Network,
-        attach_task::{AttachTask, Attached},
+        attach_task::{AttachResult, AttachTask},
         pipeline::ServingState,
         self_check::{KernelReading, SelfCheck},
     },
 };
-use vipmux_cluster::store::{StoreReport, Watched, WatchedLeases};
+use vipmux_cluster::store::{LeaseSnapshot, LeaseSnapshots, StoreReport};
 use vipmux_datapath::link::{Links, Monitor, ResolvedNeighbors};
 use vipmux_election::{HEARTBEAT, membership::sealing::SealingKeys};
 use vipmux_supervisor::signals::StopSignals;
@@ -52,7 +52,7 @@ pub(crate) enum Event {
     /// try again.
     Changed,
     /// The programs are attached to the interfaces, or an interface refused them.
-    Attached(Attached),
+    Attached(AttachResult),
     /// A reading of the kernel ended.
     KernelRead(KernelReading),
     /// A request came by the socket.
@@ -88,7 +88,7 @@ pub(crate) struct Inputs {
     keys: watch::Receiver<SealingKeys>,
     queries: mpsc::Receiver<Query>,
     reports: mpsc::Receiver<StoreReport>,
-    leases: WatchedLeases,
+    leases: LeaseSnapshots,
     /// A serving state came. Before the first one nothing is known to be wanted, and the maps may
     /// be full of what is in use.
     begun: bool,
@@ -101,7 +101,7 @@ impl Inputs {
         state: watch::Receiver<Arc<ServingState>>,
         keys: watch::Receiver<SealingKeys>,
         queries: mpsc::Receiver<Query>,
-        (reports, leases): (mpsc::Receiver<StoreReport>, WatchedLeases),
+        (reports, leases): (mpsc::Receiver<StoreReport>, LeaseSnapshots),
     ) -> Self {
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -161,7 +161,7 @@ impl Inputs {
     }
 
     /// Returns the Leases as last seen.
-    pub(crate) fn leases(&self) -> Watched {
+    pub(crate) fn leases(&self) -> LeaseSnapshot {
         self.leases.borrow().clone().unwrap_or_default()
     }
 

@@ -31,7 +31,7 @@ use crate::{
         warnings::{Warnings, log_changes},
     },
     serving::{
-        attach_task::{AttachTask, Attached, Extent},
+        attach_task::{AttachResult, AttachTask, Extent},
         desired::{DesiredInputs, PeerAddresses, PeerMacs, solicited_groups, unreachable_warning},
         interfaces::{AttachedInterfaces, SegmentChanges},
         kernel::{Kernel, Synced},
@@ -163,7 +163,7 @@ impl Serving {
 
     /// Ends an attach. Returns whether to reconcile, since something changed, and the number of interfaces
     /// that others detached a program from.
-    pub(crate) fn finish_attach(&mut self, attached: Attached) -> Result<(bool, usize), AgentError> {
+    pub(crate) fn finish_attach(&mut self, attached: AttachResult) -> Result<(bool, usize), AgentError> {
         self.attach.finish(attached, &mut self.interfaces, self.ready)
     }
 

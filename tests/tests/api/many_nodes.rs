@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
     rollback,
-    store::{self, ConfiguredStore, KubernetesStore, RecordContent, RecordState, Swapped, Version, WatchedLeases},
+    store::{self, ConfiguredStore, KubernetesStore, LeaseSnapshots, RecordContent, RecordState, Swapped, Version},
 };
 use vipmux_model::{NodeName, Vip};
 use vipmux_supervisor::Supervisor;
@@ -31,7 +31,7 @@ const ROUNDS: u32 = 10;
 /// A node that is left, one that is gone, and a VIP that it led.
 struct Node {
     store: KubernetesStore,
-    watched: WatchedLeases,
+    watched: LeaseSnapshots,
     own: NodeName,
     gone: NodeName,
     vip: Vip,
@@ -80,7 +80,7 @@ impl Node {
 
     /// Waits until its watch shows all that was written.
     async fn await_watch(&mut self) -> Result<()> {
-        let is_there = |seen: &Option<store::Watched>| {
+        let is_there = |seen: &Option<store::LeaseSnapshot>| {
             seen.as_ref().is_some_and(|seen| {
                 let taken = seen.leases.values().filter(|lease| lease.epoch == 2).count();
                 let state = |record: &store::NodeRecord| record.content.state.clone();

@@ -27,7 +27,7 @@ const TASK: &str = "watch of Leases";
 
 /// The Leases that can be read. Copies cost nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Watched {
+pub struct LeaseSnapshot {
     /// The Leases of VIPs.
     pub leases: OrdMap<Vip, Lease>,
     /// The records of nodes. In files they are not followed.
@@ -37,19 +37,19 @@ pub struct Watched {
 }
 
 /// The Leases as last seen; `None` until they were listed once.
-pub type WatchedLeases = watch::Receiver<Option<Watched>>;
+pub type LeaseSnapshots = watch::Receiver<Option<LeaseSnapshot>>;
 
-/// Follows the Leases of a store while somebody listens, and lists them again at each rollback. Must be
+/// Follows the Leases of a store while a receiver exists, and lists them again at each rollback. Must be
 /// called within a tokio runtime.
-pub fn follow(store: &ConfiguredStore, rollbacks: Rollbacks, supervisor: &Supervisor) -> WatchedLeases {
+pub fn follow(store: &ConfiguredStore, rollbacks: Rollbacks, supervisor: &Supervisor) -> LeaseSnapshots {
     match store {
         ConfiguredStore::Directory(store) => follow_directory(store.clone(), supervisor),
         ConfiguredStore::Kubernetes(store) => follow_api(store.leases().clone(), rollbacks, supervisor),
     }
 }
 
-/// Follows the Leases of a namespace while somebody listens. Must be called within a tokio runtime.
-pub fn follow_api(leases: Api<Object>, rollbacks: Rollbacks, supervisor: &Supervisor) -> WatchedLeases {
+/// Follows the Leases of a namespace while a receiver exists. Must be called within a tokio runtime.
+pub fn follow_api(leases: Api<Object>, rollbacks: Rollbacks, supervisor: &Supervisor) -> LeaseSnapshots {
     let (sender, receiver) = watch::channel(None);
     let mut events = watching::follow(leases, watch_config(), rollbacks);
     // Ends at the first event after the last receiver is gone. A watch that is cut off holds nothing
@@ -68,13 +68,13 @@ pub fn follow_api(leases: Api<Object>, rollbacks: Rollbacks, supervisor: &Superv
     receiver
 }
 
-fn follow_directory(store: DirectoryStore, supervisor: &Supervisor) -> WatchedLeases {
+fn follow_directory(store: DirectoryStore, supervisor: &Supervisor) -> LeaseSnapshots {
     let (sender, receiver) = watch::channel(None);
     // Ends at the first look after the last receiver is gone, and may be canceled at any point.
     supervisor.spawn(TASK, async move {
         while !sender.is_closed() {
             if let Ok(StoreOutcome::Surveyed(survey)) = store.run(StoreOperation::Survey).await {
-                publish(&sender, Some(&Watched { leases: survey.leases, ..Watched::default() }));
+                publish(&sender, Some(&LeaseSnapshot { leases: survey.leases, ..LeaseSnapshot::default() }));
             }
             sleep(LOOK).await;
         }
@@ -82,7 +82,7 @@ fn follow_directory(store: DirectoryStore, supervisor: &Supervisor) -> WatchedLe
     receiver
 }
 
-fn publish(sender: &watch::Sender<Option<Watched>>, leases: Option<&Watched>) {
+fn publish(sender: &watch::Sender<Option<LeaseSnapshot>>, leases: Option<&LeaseSnapshot>) {
     sender.send_if_modified(|published| {
         // This costs what differs, since both share the rest.
         let same = published.as_ref() == leases;
@@ -106,9 +106,9 @@ pub fn changes<K: Ord + Clone, V: PartialEq + Clone>(before: &OrdMap<K, V>, now:
 #[derive(Debug, Default)]
 struct LeaseTable {
     /// `None`: they were not listed yet.
-    listed: Option<Watched>,
+    listed: Option<LeaseSnapshot>,
     /// The part of a list that has been read so far.
-    listing: Watched,
+    listing: LeaseSnapshot,
     /// Why they cannot be followed now, as it was logged.
     logged: Option<String>,
 }
@@ -119,7 +119,7 @@ impl LeaseTable {
             self.logged = None;
         }
         match event {
-            Event::Init => self.listing = Watched::default(),
+            Event::Init => self.listing = LeaseSnapshot::default(),
             Event::InitApply(object) => put(&mut self.listing, object),
             Event::InitDone => self.listed = Some(std::mem::take(&mut self.listing)),
             Event::Apply(object) => {
@@ -143,32 +143,32 @@ impl LeaseTable {
     }
 }
 
-fn put(watched: &mut Watched, object: Object) {
+fn put(snapshot: &mut LeaseSnapshot, object: Object) {
     let name = object.metadata.name.clone().unwrap_or_default();
-    remove(watched, &object);
+    remove(snapshot, &object);
     if let Some(vip) = lease_object::vip_of(&name) {
         if let Ok(lease) = lease_object::from_object(vip, object) {
-            watched.leases.insert(vip, lease);
+            snapshot.leases.insert(vip, lease);
         }
     } else if let Some(node) = lease_object::node_of(&name) {
         let macs = lease_object::macs_of(&object);
         if !macs.is_empty() {
-            watched.macs.insert(node.clone(), macs);
+            snapshot.macs.insert(node.clone(), macs);
         }
         if let Ok(record) = lease_object::record_from_object(&node, object) {
-            watched.records.insert(node, record);
+            snapshot.records.insert(node, record);
         }
     }
 }
 
 /// Removes what an object is of. Others keep Leases in this namespace, too.
-fn remove(watched: &mut Watched, object: &Object) {
+fn remove(snapshot: &mut LeaseSnapshot, object: &Object) {
     let name = object.metadata.name.as_deref().unwrap_or_default();
     if let Some(vip) = lease_object::vip_of(name) {
-        watched.leases.remove(&vip);
+        snapshot.leases.remove(&vip);
     } else if let Some(node) = lease_object::node_of(name) {
-        watched.records.remove(&node);
-        watched.macs.remove(&node);
+        snapshot.records.remove(&node);
+        snapshot.macs.remove(&node);
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     /// The Leases by these events, as text: last byte of the VIP and version.
     fn listed(table: &LeaseTable) -> Option<Vec<String>> {
         let text = |(vip, lease): (&Vip, &Lease)| format!("{vip} {}", lease.version);
-        table.listed.as_ref().map(|watched| watched.leases.iter().map(text).collect())
+        table.listed.as_ref().map(|snapshot| snapshot.leases.iter().map(text).collect())
     }
 
     #[test]

@@ -6,7 +6,7 @@ use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerR
 use kube::{Api, api::ListParams};
 use tokio::{select, sync::watch, time::sleep};
 
-use super::{ConfiguredStore, KubernetesStore, StoreError, WatchedLeases};
+use super::{ConfiguredStore, KubernetesStore, LeaseSnapshots, StoreError};
 use vipmux_common::abi::Mac;
 use vipmux_model::NodeName;
 use vipmux_supervisor::Supervisor;
@@ -21,7 +21,7 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 pub fn publish(
     store: &ConfiguredStore,
     node: NodeName,
-    watched: WatchedLeases,
+    watched: LeaseSnapshots,
     supervisor: &Supervisor,
 ) -> watch::Sender<BTreeSet<Mac>> {
     let (sender, macs) = watch::channel(BTreeSet::new());
@@ -35,7 +35,7 @@ pub fn publish(
 async fn run(
     store: KubernetesStore,
     node: NodeName,
-    mut watched: WatchedLeases,
+    mut watched: LeaseSnapshots,
     mut macs: watch::Receiver<BTreeSet<Mac>>,
 ) {
     let mut failures = 0;

@@ -17,7 +17,7 @@ use super::{Interface, InterfaceError, InterfaceKind, Links, Neighbor};
 
 /// A layer-2 segment that VIPs are announced on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct NetworkSegment {
     /// The interface with the node's addresses on the segment. Announcements and the node's own
     /// replies leave by it.
     pub ifindex: u32,
@@ -68,14 +68,14 @@ impl SegmentPort {
 /// All segments that VIPs are announced on, and their ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
-    segments: BTreeMap<u32, Segment>,
+    segments: BTreeMap<u32, NetworkSegment>,
     ports: BTreeMap<u32, SegmentPort>,
 }
 
 impl Links {
     /// Returns the segment of an interface. A port of a bridge stands for the bridge, with that
     /// port only. A card of a bond stands for the bond.
-    pub fn segment(&self, interface: &Interface) -> Result<Segment, InterfaceError> {
+    pub fn segment(&self, interface: &Interface) -> Result<NetworkSegment, InterfaceError> {
         let controller = interface.controller.and_then(|controller| self.get(controller));
         let (whole, entrance) = match controller {
             Some(bridge) if bridge.kind.is_bridge() => (bridge, interface),
@@ -90,7 +90,7 @@ impl Links {
         found().try_for_each(|port| port.suitable().map(drop))?;
         let carrier = whole.carrier && found().any(|port| port.carrier);
         let carrier_ups = found().fold(whole.carrier_ups, |ups, port| ups.wrapping_add(port.carrier_ups));
-        Ok(Segment { ifindex: whole.ifindex, mac, vlan, ports, carrier, carrier_ups })
+        Ok(NetworkSegment { ifindex: whole.ifindex, mac, vlan, ports, carrier, carrier_ups })
     }
 
     /// Returns the ports by which frames to `interface` come in, and their VLAN id.
@@ -151,7 +151,7 @@ impl Links {
         .map(|bridge| bridge.ifindex)
     }
 
-    fn port(&self, port: u32, segment: &Segment) -> SegmentPort {
+    fn port(&self, port: u32, segment: &NetworkSegment) -> SegmentPort {
         let is_bond = self.get(port).is_some_and(|interface| interface.kind.is_aggregate());
         let cards = || self.ports_of(port).filter(|_| is_bond);
         SegmentPort {
@@ -165,7 +165,7 @@ impl Links {
 
 impl Segments {
     /// Adds a segment. If it exists, adds the ports to it.
-    pub fn add(&mut self, links: &Links, segment: Segment) -> Result<(), InterfaceError> {
+    pub fn add(&mut self, links: &Links, segment: NetworkSegment) -> Result<(), InterfaceError> {
         for port in &segment.ports {
             if let Some(known) = self.ports.get(port).filter(|known| known.mac != segment.mac) {
                 let name = links.get(*port).map_or_else(String::new, |port| port.name.clone());
@@ -192,13 +192,13 @@ impl Segments {
         Ok(())
     }
 
-    /// Returns all segments, by [`Segment::ifindex`].
-    pub fn iter(&self) -> impl Iterator<Item = &Segment> {
+    /// Returns all segments, by [`NetworkSegment::ifindex`].
+    pub fn iter(&self) -> impl Iterator<Item = &NetworkSegment> {
         self.segments.values()
     }
 
     /// Returns the segment whose addresses are on this interface.
-    pub fn get(&self, ifindex: u32) -> Option<&Segment> {
+    pub fn get(&self, ifindex: u32) -> Option<&NetworkSegment> {
         self.segments.get(&ifindex)
     }
 

@@ -6,7 +6,7 @@
 
 use std::{cmp::Reverse, collections::BTreeSet, fmt, net::IpAddr};
 
-use super::{Interface, Links, Segment, Segments, Subnet, network};
+use super::{Interface, Links, NetworkSegment, Segments, Subnet, network};
 
 /// A subnet with several cards of this node in one VLAN.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,13 +64,13 @@ impl Links {
 /// Leaves one of the segments that share a subnet, for this address.
 fn one_of_each<'a>(
     links: &Links,
-    mut segments: Vec<&'a Segment>,
+    mut segments: Vec<&'a NetworkSegment>,
     address: IpAddr,
-    usable: impl Fn(&Segment) -> bool,
-) -> Vec<&'a Segment> {
+    usable: impl Fn(&NetworkSegment) -> bool,
+) -> Vec<&'a NetworkSegment> {
     segments
         .sort_by_key(|segment| (!usable(segment), !links.replies_leave_by(segment.ifindex, address), segment.ifindex));
-    let mut chosen: Vec<&Segment> = Vec::new();
+    let mut chosen: Vec<&NetworkSegment> = Vec::new();
     for segment in segments {
         if !chosen.iter().any(|other| links.share_a_subnet(other.ifindex, segment.ifindex)) {
             chosen.push(segment);
@@ -91,28 +91,30 @@ impl Segments {
         &self,
         links: &Links,
         address: IpAddr,
-        allowed: impl Fn(&Segment) -> bool,
-        usable: impl Fn(&Segment) -> bool,
+        allowed: impl Fn(&NetworkSegment) -> bool,
+        usable: impl Fn(&NetworkSegment) -> bool,
     ) -> (BTreeSet<u32>, u16) {
-        let prefix = |segment: &Segment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
-        let rank = |segment: &&Segment| {
+        let prefix =
+            |segment: &NetworkSegment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
+        let rank = |segment: &&NetworkSegment| {
             let prefix = prefix(segment);
             (prefix, Reverse((prefix.is_none() && segment.vlan != 0, segment.ifindex)))
         };
         let all = || self.iter().filter(|segment| allowed(segment));
         let Some(first) = all().max_by_key(rank) else { return (BTreeSet::new(), 0) };
-        let same = |segment: &&Segment| segment.vlan == first.vlan && prefix(segment) == prefix(first);
+        let same = |segment: &&NetworkSegment| segment.vlan == first.vlan && prefix(segment) == prefix(first);
         let chosen = one_of_each(links, all().filter(same).collect(), address, usable);
         (chosen.into_iter().flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
     }
 
     /// Returns the subnets with several segments in one VLAN, and the choice for each.
-    pub fn shared_subnets(&self, links: &Links, usable: impl Fn(&Segment) -> bool) -> Vec<SharedSubnet> {
-        let subnets = |segment: &Segment| links.get(segment.ifindex).into_iter().flat_map(Interface::subnets);
+    pub fn shared_subnets(&self, links: &Links, usable: impl Fn(&NetworkSegment) -> bool) -> Vec<SharedSubnet> {
+        let subnets = |segment: &NetworkSegment| links.get(segment.ifindex).into_iter().flat_map(Interface::subnets);
         let all: BTreeSet<(u16, Subnet)> =
             self.iter().flat_map(|segment| subnets(segment).map(|subnet| (segment.vlan, subnet))).collect();
         let shared = |(vlan, subnet): (u16, Subnet)| {
-            let here = |segment: &&Segment| segment.vlan == vlan && subnets(segment).any(|other| other == subnet);
+            let here =
+                |segment: &&NetworkSegment| segment.vlan == vlan && subnets(segment).any(|other| other == subnet);
             let here: Vec<_> = self.iter().filter(here).collect();
             let usable_cards = here.iter().filter(|segment| usable(segment)).count();
             let chosen = one_of_each(links, here.clone(), subnet.0, &usable).first()?.ifindex;
@@ -157,7 +159,7 @@ mod tests {
 
     /// The ports where a VIP is announced.
     fn ports(links: &Links, vip: &str, allowed: &[u32]) -> Vec<u32> {
-        let is_allowed = |segment: &Segment| allowed.contains(&segment.ifindex);
+        let is_allowed = |segment: &NetworkSegment| allowed.contains(&segment.ifindex);
         let all = segments(links);
         let (ports, vlan) = all.announcing_ports(links, vip.parse().unwrap(), is_allowed, |segment| segment.carrier);
         assert_eq!(vlan, 0);

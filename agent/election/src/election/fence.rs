@@ -10,7 +10,7 @@ const CONFIRMATIONS: u32 = 2;
 
 /// The fence deadline of this node, and what it rests on.
 #[derive(Debug, Default)]
-pub(super) struct Fence {
+pub(super) struct FenceDeadline {
     /// The time that the kernel answers after the last evidence.
     lease: Duration,
     /// The deadline, as last extended. `None`: it has passed, or this agent never extended it.
@@ -47,7 +47,7 @@ pub(super) struct Extension {
     pub(super) opens: bool,
 }
 
-impl Fence {
+impl FenceDeadline {
     pub(super) fn new(lease: Duration, mutated: Mutated) -> Self {
         Self { lease, mutated, ..Self::default() }
     }

@@ -218,7 +218,7 @@ impl NodeHandle<'_> {
                 self.give(store);
                 self.report(asked, input);
             }
-            AgentEvent::Watched(change) => drop(self.give([change])),
+            AgentEvent::LeaseChange(change) => drop(self.give([change])),
             AgentEvent::Announce { vip, lead, round } => self.announce(vip, lead, round),
             AgentEvent::Probe { vip, detect, round } => self.probe(vip, detect, round),
             AgentEvent::Elect => self.elect(),

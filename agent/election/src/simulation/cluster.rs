@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use super::{AgentEvent, StoreAccess, agent::Agent, clock::Clock, kernel::Kernel, network::Network, random::Dice, vip};
+use super::{
+    AgentEvent, StoreAccess, agent::Agent, clock::Clock, kernel::SimulatedKernel, network::Network, random::Dice, vip,
+};
 use crate::placement::{Candidate, Candidates};
 use vipmux_model::{NodeName, Vip};
 
@@ -46,7 +48,7 @@ pub(super) struct Node {
     pub(super) clock: Clock,
     /// The time since when the whole machine stands still, and its clock.
     pub(super) frozen: Option<Duration>,
-    pub(super) kernel: Kernel,
+    pub(super) kernel: SimulatedKernel,
     /// The machine has no power.
     pub(super) off: bool,
     pub(super) agent: Option<Box<Agent>>,
@@ -78,7 +80,7 @@ impl Node {
                 drift: i64::try_from(dice.below(20_001)).unwrap_or(0) - 10_000,
             },
             frozen: None,
-            kernel: Kernel::default(),
+            kernel: SimulatedKernel::default(),
             off: false,
             agent: None,
             interruption: None,

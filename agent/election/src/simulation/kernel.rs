@@ -10,7 +10,7 @@ use vipmux_model::Vip;
 
 /// The maps of a node. They outlive its agent.
 #[derive(Debug, Default)]
-pub(super) struct Kernel {
+pub(super) struct SimulatedKernel {
     /// The VIPs whose leading flag is set.
     pub(super) flags: BTreeSet<Vip>,
     /// The VIPs that it does not yield.
@@ -21,7 +21,7 @@ pub(super) struct Kernel {
     pub(super) deadline: Duration,
 }
 
-impl Kernel {
+impl SimulatedKernel {
     pub(super) fn answers(&self, vip: Vip, now: Duration) -> bool {
         now < self.deadline && self.flags.contains(&vip)
     }

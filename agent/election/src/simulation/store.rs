@@ -216,7 +216,7 @@ impl World {
             let is_open = self.cluster.nodes[node].access == StoreAccess::Open && self.cluster.network.is_on(node);
             if is_open && !self.dice.chance(100) {
                 let after = self.dice.millis(1, 60);
-                self.schedule_agent(node, after, AgentEvent::Watched(change.clone()));
+                self.schedule_agent(node, after, AgentEvent::LeaseChange(change.clone()));
             }
         }
     }
@@ -229,7 +229,7 @@ impl World {
         for (of, record) in self.servers[0].records.clone() {
             let after = self.dice.millis(1, 60);
             let change = Input::RecordChanged { node: of, record: Some(record) };
-            self.schedule_agent(node, after, AgentEvent::Watched(change));
+            self.schedule_agent(node, after, AgentEvent::LeaseChange(change));
         }
     }
 

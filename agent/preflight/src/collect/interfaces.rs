@@ -31,7 +31,9 @@ use vipmux_datapath::{
         place::Chain,
         tcx,
     },
-    link::{Ethtool, Interface, LinkError, Links, OtherEnd, Segment, SegmentPort, Segments, SharedSubnet, other_ends},
+    link::{
+        Ethtool, Interface, LinkError, Links, NetworkSegment, OtherEnd, SegmentPort, Segments, SharedSubnet, other_ends,
+    },
 };
 use vipmux_inspect::stats::{RefusedFrames, refused_frames};
 
@@ -211,7 +213,7 @@ impl InterfaceDetails {
     ) -> Vec<Result<SegmentObservation, Unusable>> {
         let shared = segments.shared_subnets(links, |segment| segment.carrier);
         let name = |ifindex: &u32| links.get(*ifindex).map_or_else(String::new, |interface| interface.name.clone());
-        let shared_of = |segment: &Segment| {
+        let shared_of = |segment: &NetworkSegment| {
             let here = shared.iter().filter(|shared| shared.chosen == segment.ifindex);
             let observed = |shared: &SharedSubnet| seen::SharedSubnetObservation {
                 subnet: format!("{}/{}", shared.subnet.0, shared.subnet.1),

@@ -32,7 +32,9 @@ use crate::{
         kernel_error::KernelError,
     },
 };
-use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped, Watched};
+use vipmux_cluster::store::{
+    self, ConfiguredStore, LeaseSnapshot, StoreOperation, StoreOperations, StoreReport, Swapped,
+};
 use vipmux_election::{
     Command, Election, Executor, Input, Leadership, LeaseOutcome, NodeIo, PeerAnnouncement, RecordOutcome, Role,
     membership::{self, Full, Membership, Peer, Peers},
@@ -61,7 +63,7 @@ pub(crate) struct Elector {
     /// The store of `store`.
     leases: ConfiguredStore,
     /// The Leases as last seen.
-    watched: Watched,
+    watched: LeaseSnapshot,
     /// The problems of the Leases, as last logged.
     faults: BTreeSet<String>,
     keys: KeyConflict,
@@ -115,7 +117,7 @@ impl Elector {
             addresses,
             store,
             leases,
-            watched: Watched::default(),
+            watched: LeaseSnapshot::default(),
             faults: BTreeSet::new(),
             keys,
             full_log: FullLog::default(),
@@ -242,7 +244,7 @@ impl Elector {
     pub(crate) fn leases_changed(
         &mut self,
         kernel: &mut Kernel,
-        watched: Watched,
+        watched: LeaseSnapshot,
     ) -> Result<(Vec<Command>, bool), KernelError> {
         let leases = store::changes(&self.watched.leases, &watched.leases);
         let records = store::changes(&self.watched.records, &watched.records);

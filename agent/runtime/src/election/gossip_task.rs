@@ -19,7 +19,7 @@ use tokio::{
 use crate::problems::peer_versions;
 use crate::serving::kernel::boottime;
 use vipmux_election::membership::{Malformed, Membership};
-use vipmux_gossip::{Count, DatagramWarnings, Gossip, Incoming};
+use vipmux_gossip::{DatagramWarnings, Gossip, GossipCount, Incoming};
 use vipmux_model::NodeName;
 
 /// The longest time between two looks, also while nothing is due.
@@ -117,8 +117,8 @@ fn note_undecoded(warnings: &mut DatagramWarnings, gossip: &Gossip, node: &NodeN
         tracing::debug!(%node, error = error as &dyn std::error::Error, "message of a node refused");
         return;
     }
-    gossip.counters().add(Count::Undecoded, 1);
-    if let Some(payloads) = warnings.take(Count::Undecoded, now) {
+    gossip.counters().add(GossipCount::Undecoded, 1);
+    if let Some(payloads) = warnings.take(GossipCount::Undecoded, now) {
         let cause = error as &dyn std::error::Error;
         if matches!(error, Malformed::TooMany(_)) {
             tracing::warn!(payloads, %node, error = cause, "node publishes too many items, some are ignored");

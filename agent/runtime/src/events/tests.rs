@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::{election::peer_health::HealthProbes, metrics::Meters, serving::kernel::boottime};
-use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, StoreOperation, StoreOutcome, Survey, Watched};
+use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, LeaseSnapshot, StoreOperation, StoreOutcome, Survey};
 use vipmux_election::{Election, ElectionSettings, membership::sealing::SealingKeys};
 use vipmux_supervisor::Supervisor;
 use vipmux_testing::{PATIENCE, names::node_name};
@@ -24,7 +24,7 @@ struct World {
     state: watch::Sender<Arc<ServingState>>,
     links: watch::Sender<Arc<Links>>,
     reports: mpsc::Sender<StoreReport>,
-    leases: watch::Sender<Option<Watched>>,
+    leases: watch::Sender<Option<LeaseSnapshot>>,
     _kept: (HealthProbes, watch::Sender<Arc<ResolvedNeighbors>>, mpsc::Sender<Query>, mpsc::Receiver<StoreReport>),
 }
 
@@ -99,7 +99,7 @@ async fn of_events_that_are_ready_the_first_in_order_comes_and_the_others_stay()
     let mut world = World::new(directory.path());
     world.state.send_replace(Arc::default());
     world.reports.send(report()).await.unwrap();
-    world.leases.send_replace(Some(Watched::default()));
+    world.leases.send_replace(Some(LeaseSnapshot::default()));
     world.inputs.heartbeat.reset_immediately();
     let due = timers(Some(Instant::now()));
     // A timer counts in milliseconds, and is ready in the next one.

@@ -10,7 +10,7 @@ use prometheus_client::{
 use tokio::sync::watch;
 
 use vipmux_election::membership::sealing::SealingKeys;
-use vipmux_gossip::{Count, Counters};
+use vipmux_gossip::{Counters, GossipCount};
 use vipmux_model::health::Findings;
 use vipmux_telemetry::metrics::{amount, counters, gauge, gauges};
 
@@ -25,7 +25,7 @@ pub struct GossipMetrics {
 
 impl Collector for GossipMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let counts = Count::ALL.into_iter().map(|count| ([("outcome", count.name())], self.counters.get(count)));
+        let counts = GossipCount::ALL.into_iter().map(|count| ([("outcome", count.name())], self.counters.get(count)));
         let help = "Gossip datagrams, by outcome";
         counters(&mut encoder, "vipmux_gossip_datagrams", help, counts)?;
         let ids: Vec<String> = self.keys.borrow().ids().collect();

@@ -51,7 +51,7 @@ struct Attach {
 }
 
 /// The end of an attach.
-pub(crate) struct Attached {
+pub(crate) struct AttachResult {
     kernel: LinkKernel,
     interfaces: AttachedInterfaces,
     result: Result<Changes, AgentError>,
@@ -72,7 +72,7 @@ struct Changes {
 pub(crate) struct AttachTask {
     /// `None` while an attach is under way.
     kernel: Option<LinkKernel>,
-    running: Option<JoinHandle<Attached>>,
+    running: Option<JoinHandle<AttachResult>>,
     /// Another attach of all interfaces is to follow.
     again: bool,
     /// An attach has ended.
@@ -128,7 +128,7 @@ impl AttachTask {
     }
 
     /// Waits for the end of the attach under way. Cancel-safe.
-    pub(crate) async fn ended(&mut self) -> Attached {
+    pub(crate) async fn ended(&mut self) -> AttachResult {
         let Some(task) = &mut self.running else { return pending().await };
         let attached = match task.await.map_err(tokio::task::JoinError::try_into_panic) {
             Ok(attached) => attached,
@@ -144,11 +144,11 @@ impl AttachTask {
     /// that others detached a program from.
     pub(crate) fn finish(
         &mut self,
-        attached: Attached,
+        attached: AttachResult,
         interfaces: &mut AttachedInterfaces,
         ready: bool,
     ) -> Result<(bool, usize), AgentError> {
-        let Attached { kernel, interfaces: copy, result } = attached;
+        let AttachResult { kernel, interfaces: copy, result } = attached;
         self.kernel = Some(kernel);
         let Changes { changed, detached, warnings } = result?;
         let mut reconcile = interfaces.adopt(copy) || changed || !self.begun;
@@ -190,10 +190,10 @@ impl AttachTask {
 }
 
 impl Attach {
-    fn run(mut self) -> Attached {
+    fn run(mut self) -> AttachResult {
         let result = self.attach();
         let Self { kernel, interfaces, .. } = self;
-        Attached { kernel, interfaces, result }
+        AttachResult { kernel, interfaces, result }
     }
 
     fn attach(&mut self) -> Result<Changes, AgentError> {

@@ -13,7 +13,7 @@ use super::{interfaces::AttachedInterfaces, pipeline::ServingState};
 use crate::problems::warnings::Warnings;
 use vipmux_datapath::{
     announce::groups::SolicitedNodeGroup,
-    link::{Links, Neighbor, ResolvedNeighbors, Segment},
+    link::{Links, Neighbor, NetworkSegment, ResolvedNeighbors},
 };
 use vipmux_model::{
     NodeName, PortClaim, Vip,
@@ -203,7 +203,7 @@ impl DesiredInputs<'_> {
 
     /// Returns the path to a node for the VIPs of a segment; if the node does not answer there, the one
     /// for all others (`other`).
-    fn path_on(&self, segment: &Segment, number: u8, name: &NodeName, other: DesiredPath) -> DesiredPath {
+    fn path_on(&self, segment: &NetworkSegment, number: u8, name: &NodeName, other: DesiredPath) -> DesiredPath {
         let leads_here = |ifindex, vlan| segment.ports.contains(&ifindex) && vlan == Some(segment.vlan);
         if leads_here(other.ifindex, other.vlan) {
             return other;
@@ -223,7 +223,7 @@ impl DesiredInputs<'_> {
     ///
     /// Any host on the segment can answer for the node's address. So the MAC must be one that the
     /// node has published.
-    fn resolved_on(&self, segment: &Segment, name: &NodeName) -> Option<DesiredPath> {
+    fn resolved_on(&self, segment: &NetworkSegment, name: &NodeName) -> Option<DesiredPath> {
         let is_its_own = |mac: &Mac| self.peer_macs.get(name).is_some_and(|macs| macs.values().any(|own| own == mac));
         let (mac, port) = self.on(segment, name).flatten().find_map(|neighbor| {
             Some((neighbor.mac().filter(is_its_own)?, self.interfaces.segments.port_to(neighbor)?))
@@ -232,13 +232,13 @@ impl DesiredInputs<'_> {
     }
 
     /// Returns the addresses that a node has published and that are on a segment, or not looked up yet.
-    fn on(&self, segment: &Segment, name: &NodeName) -> impl Iterator<Item = Option<Neighbor>> {
+    fn on(&self, segment: &NetworkSegment, name: &NodeName) -> impl Iterator<Item = Option<Neighbor>> {
         let published = self.peer_addresses.get(name).into_iter().flatten();
         let neighbors = published.map(|address| self.neighbors.get(address).copied());
         neighbors.filter(|neighbor| is_on(*neighbor, segment))
     }
 
-    fn attached(&self, segment: &Segment, mac: Mac, port: u32) -> DesiredPath {
+    fn attached(&self, segment: &NetworkSegment, mac: Mac, port: u32) -> DesiredPath {
         let (vlan, mtu) = (Some(segment.vlan), self.mtu(segment.ifindex));
         DesiredPath { mac: Some(mac), ifindex: port, vlan, mtu, reach: Reach::Attached }
     }
@@ -283,7 +283,7 @@ fn is_pending(neighbor: Option<&Neighbor>) -> bool {
 }
 
 /// Returns whether an address is on the segment, or not looked up yet.
-fn is_on(neighbor: Option<Neighbor>, segment: &Segment) -> bool {
+fn is_on(neighbor: Option<Neighbor>, segment: &NetworkSegment) -> bool {
     neighbor.is_none_or(|neighbor| neighbor.ifindex() == Some(segment.ifindex))
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use vipmux_common::abi::{INTERFACE_BYPASSED, Mac, capacity};
 
-pub(crate) use self::port::Attached;
+pub(crate) use self::port::PortAttachment;
 use self::tags::TagContests;
 use super::link_kernel::LinkKernel;
 use crate::{AgentError, problems::warnings::Warnings};
@@ -21,7 +21,7 @@ use vipmux_datapath::{
         attach::{HandoverMac, TcAttachMode, XdpAttachMode},
         pins::LinkKind,
     },
-    link::{Delivery, Ethtool, Interface, Links, Segment, Segments, SharedSubnet},
+    link::{Delivery, Ethtool, Interface, Links, NetworkSegment, Segments, SharedSubnet},
 };
 use vipmux_model::{NodeName, Vip, advertisement::Interfaces as Allowed};
 
@@ -65,7 +65,7 @@ pub(crate) struct AttachedInterfaces {
     /// The interfaces of the segments that have taken the programs, as of the last attach.
     usable: BTreeSet<u32>,
     /// The ports where XDP runs, by ifindex.
-    pub(crate) attached: BTreeMap<u32, Attached>,
+    pub(crate) attached: BTreeMap<u32, PortAttachment>,
     /// The interfaces where replies are translated: the segments' own, their ports, and those with
     /// a route to a gateway.
     outlets: BTreeSet<u32>,
@@ -166,11 +166,11 @@ impl AttachedInterfaces {
             Allowed::All => None,
             Allowed::Named(names) => Some(names.iter().filter_map(index).collect()),
         };
-        let is_allowed = |segment: &Segment| {
+        let is_allowed = |segment: &NetworkSegment| {
             let is_in = |set: &BTreeSet<u32>| set.contains(&segment.ifindex) || !set.is_disjoint(&segment.ports);
             allowed.as_ref().is_none_or(is_in)
         };
-        let is_usable = |segment: &Segment| self.is_usable(segment);
+        let is_usable = |segment: &NetworkSegment| self.is_usable(segment);
         let (ports, vlan) = self.segments.announcing_ports(links, vip.address(), is_allowed, is_usable);
         let bits = ports.iter().filter_map(|port| self.attached.get(port)).map(|attached| attached.bit);
         (bits.fold(0, |a, b| a | b), vlan)
@@ -201,13 +201,13 @@ impl AttachedInterfaces {
     }
 
     /// Returns whether VIPs can be announced on a segment now.
-    fn is_usable(&self, segment: &Segment) -> bool {
+    fn is_usable(&self, segment: &NetworkSegment) -> bool {
         self.sends(segment, u32::MAX)
     }
 
     /// Returns whether a segment has a carrier and a path to others, and the program runs and its frames arrive
     /// there, at a port with one of these bits.
-    fn sends(&self, segment: &Segment, bits: u32) -> bool {
+    fn sends(&self, segment: &NetworkSegment, bits: u32) -> bool {
         let is_dark = |port: &u32| {
             let is_bare = self.without_program == Some(*port);
             is_bare || self.silent.contains_key(port) || self.is_dark(*port, segment.vlan.into())
@@ -272,8 +272,9 @@ impl AttachedInterfaces {
     /// Returns the interfaces where the program of each port runs: itself, or the cards that a bond
     /// uses.
     pub(crate) fn entrances(&self) -> BTreeMap<u32, BTreeSet<u32>> {
-        let of_port =
-            |(ifindex, Attached { port, .. }): (&u32, &Attached)| (*ifindex, &port.cards(*ifindex) - &port.backups);
+        let of_port = |(ifindex, PortAttachment { port, .. }): (&u32, &PortAttachment)| {
+            (*ifindex, &port.cards(*ifindex) - &port.backups)
+        };
         self.attached.iter().map(of_port).collect()
     }
 
@@ -312,7 +313,7 @@ impl AttachedInterfaces {
 
     /// Returns the segments that have paths of their own to other nodes, by number: none if there is one
     /// segment with the Node's InternalIP, and else all. The numbers begin at 1.
-    pub(crate) fn numbered(&self) -> impl Iterator<Item = (u8, &Segment)> {
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (u8, &NetworkSegment)> {
         const MOST: usize = capacity::SEGMENTS as usize - 1;
         let is_one = self.segments.iter().nth(1).is_none() && !self.has_internal_ip_elsewhere;
         (1..).zip(self.segments.iter()).take(if is_one { 0 } else { MOST })
@@ -343,7 +344,7 @@ impl AttachedInterfaces {
     /// to announce.
     pub(crate) fn announced_on(&self, bits: u32, vlan: u32) -> impl Iterator<Item = (u32, Mac)> {
         let has = move |port: &u32| self.has(*port, bits);
-        let on = move |segment: &&Segment| u32::from(segment.vlan) == vlan && segment.ports.iter().any(has);
+        let on = move |segment: &&NetworkSegment| u32::from(segment.vlan) == vlan && segment.ports.iter().any(has);
         self.segments.iter().filter(on).map(|segment| (segment.ifindex, segment.mac))
     }
 
@@ -553,12 +554,12 @@ impl AttachedInterfaces {
         let segments = &self.segments;
         let removed = before.iter().filter(|old| segments.get(old.ifindex).is_none());
         // Also if it went and came since the last look.
-        let has_returned = |segment: &&Segment| {
+        let has_returned = |segment: &&NetworkSegment| {
             let before = before.get(segment.ifindex);
             before.is_some_and(|before| !before.carrier || before.carrier_ups != segment.carrier_ups)
         };
         let returned = segments.iter().filter(|segment| segment.carrier).filter(has_returned);
-        let index = |segment: &Segment| segment.ifindex;
+        let index = |segment: &NetworkSegment| segment.ifindex;
         SegmentChanges { removed: removed.map(index).collect(), returned: returned.map(index).collect() }
     }
 }

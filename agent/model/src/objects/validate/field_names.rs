@@ -28,7 +28,7 @@ const MAX_NAMES: usize = 16;
 const MIN_NAME_END: usize = 8;
 
 /// A mapping in the objects of a kind.
-struct Place {
+struct FieldNames {
     /// The keys from the root. Elements of a sequence have those of the sequence.
     keys: &'static [&'static str],
     names: &'static [&'static str],
@@ -72,11 +72,11 @@ fn each_mapping(value: &Value, keys: &[&str], path: FieldPath, visit: &mut dyn F
     }
 }
 
-fn places(kind: Kind) -> Vec<Place> {
+fn places(kind: Kind) -> Vec<FieldNames> {
     const ROOT: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status"];
     let root = if kind == Kind::EndpointSlice { names::<EndpointSlice>() } else { ROOT };
-    let open = |keys, names| Place { keys, names, closed: false };
-    let selector = |keys| Place { keys, names: names::<LabelSelector>(), closed: true };
+    let open = |keys, names| FieldNames { keys, names, closed: false };
+    let selector = |keys| FieldNames { keys, names: names::<LabelSelector>(), closed: true };
     let mut places = vec![open(&[], root), open(&["metadata"], names::<ObjectMeta>())];
     match kind {
         Kind::Service => places.extend([
@@ -109,7 +109,7 @@ fn places(kind: Kind) -> Vec<Place> {
     places
 }
 
-impl Place {
+impl FieldNames {
     /// Returns the message about a name that is not in this place; `None`: a later version may
     /// have it.
     fn unknown(&self, key: &str, places: &[Self]) -> Option<String> {
@@ -148,14 +148,14 @@ pub(in super::super) fn distance(key: &str, name: &str) -> Option<usize> {
 fn names<T: Deserialize<'static>>() -> &'static [&'static str] {
     let mut names: &[&str] = &[];
     // The error only ends the reading.
-    let _ = T::deserialize(FieldNames(&mut names));
+    let _ = T::deserialize(NameCollector(&mut names));
     names
 }
 
 /// Takes the names of a structure's fields, which its `Deserialize` passes.
-struct FieldNames<'a>(&'a mut &'static [&'static str]);
+struct NameCollector<'a>(&'a mut &'static [&'static str]);
 
-impl<'de> Deserializer<'de> for FieldNames<'_> {
+impl<'de> Deserializer<'de> for NameCollector<'_> {
     type Error = Error;
 
     fn deserialize_struct<V: Visitor<'de>>(

@@ -18,7 +18,7 @@ use vipmux_datapath::{
         programs::{LoadError, Programs},
     },
     error_chain::error_chain,
-    link::{Interface, Links, Segment, SegmentPort, Segments},
+    link::{Interface, Links, NetworkSegment, SegmentPort, Segments},
 };
 
 /// The flags of an interface that are for the agent, not for the programs.
@@ -30,7 +30,7 @@ const UNTIL_FOLLOWED: u32 = INTERFACE_NO_DIRECT | INTERFACE_UNSUMMED;
 
 /// An interface where XDP runs.
 #[derive(Clone, Debug)]
-pub(crate) struct Attached {
+pub(crate) struct PortAttachment {
     pub(crate) bit: u32,
     /// XDP runs in the network stack, not in the driver.
     pub(super) generic: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Attached {
     pub(super) port: SegmentPort,
 }
 
-impl Attached {
+impl PortAttachment {
     /// Returns the interfaces that the XDP program is attached to. `port`: this port's index.
     pub(crate) fn places(&self, port: u32) -> BTreeSet<u32> {
         self.port.program_places(port, self.generic)
@@ -54,7 +54,7 @@ impl AttachedInterfaces {
         kernel: &mut LinkKernel,
         links: &Links,
         all: &Segments,
-        segment: &Segment,
+        segment: &NetworkSegment,
     ) -> Result<(), AgentError> {
         let outlets = segment.ports.iter().chain([&segment.ifindex]).filter_map(|outlet| links.get(*outlet));
         for outlet in outlets {
@@ -207,8 +207,9 @@ impl AttachedInterfaces {
         (mode, why): (XdpAttachMode, Option<&str>),
     ) -> Result<(), AgentError> {
         let (name, ifindex) = (&interface.name, interface.ifindex);
-        let suits =
-            |attached: &Attached| attached.mtu == interface.mtu && (attached.generic || mode != XdpAttachMode::Generic);
+        let suits = |attached: &PortAttachment| {
+            attached.mtu == interface.mtu && (attached.generic || mode != XdpAttachMode::Generic)
+        };
         if self.attached.get(&ifindex).is_some_and(|attached| attached.port == *port && suits(attached)) {
             return Ok(());
         }
@@ -256,7 +257,7 @@ impl AttachedInterfaces {
             entry.flags |= interface.mtu.min(u16::MAX.into()) << INTERFACE_MTU_SHIFT;
             kernel.write_interface(receiver.ifindex, entry)?;
         }
-        self.attached.insert(ifindex, Attached { bit, generic, mtu: interface.mtu, port: port.clone() });
+        self.attached.insert(ifindex, PortAttachment { bit, generic, mtu: interface.mtu, port: port.clone() });
         self.changed = true;
         let mode = if generic { "generic" } else { "native" };
         tracing::info!(interface = name, mac = %port.mac, mode, tagged = port.tagged, "attached");

@@ -19,12 +19,12 @@ const MOST_OF_NAMESPACE: usize = 1024;
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProbedBackends {
     of: BTreeMap<ServiceName, BTreeSet<(NodeName, HealthKey)>>,
-    by: BTreeMap<NodeName, BTreeMap<HealthKey, Watched>>,
+    by: BTreeMap<NodeName, BTreeMap<HealthKey, ProbeTarget>>,
 }
 
 /// A checkup, and the Services that depend on it.
 #[derive(Clone, Debug)]
-struct Watched {
+struct ProbeTarget {
     checkup: Checkup,
     services: BTreeSet<ServiceName>,
 }
@@ -41,8 +41,8 @@ impl ProbedBackends {
         let mut keys = BTreeSet::new();
         for (node, key, checkup) in checkups {
             let of_node = self.by.entry(node.clone()).or_default();
-            let watched = of_node.entry(key).or_insert_with(|| Watched { checkup, services: BTreeSet::new() });
-            watched.services.insert(owner.clone());
+            let target = of_node.entry(key).or_insert_with(|| ProbeTarget { checkup, services: BTreeSet::new() });
+            target.services.insert(owner.clone());
             keys.insert((node, key));
         }
         self.of.insert(owner.clone(), keys);
@@ -50,9 +50,9 @@ impl ProbedBackends {
 
     fn release(&mut self, owner: &ServiceName, node: &NodeName, key: HealthKey) {
         let Some(of_node) = self.by.get_mut(node) else { return };
-        let Some(watched) = of_node.get_mut(&key) else { return };
-        watched.services.remove(owner);
-        if watched.services.is_empty() {
+        let Some(target) = of_node.get_mut(&key) else { return };
+        target.services.remove(owner);
+        if target.services.is_empty() {
             of_node.remove(&key);
         }
         if of_node.is_empty() {
@@ -63,15 +63,15 @@ impl ProbedBackends {
     /// Returns the Services that a change of health may affect.
     pub(super) fn concerned(&self, before: &Health, after: &Health) -> BTreeSet<ServiceName> {
         let changed = before.differences(after).into_iter();
-        let watched = changed.filter_map(|(node, key)| self.by.get(&node)?.get(&key));
-        watched.flat_map(|watched| &watched.services).cloned().collect()
+        let target = changed.filter_map(|(node, key)| self.by.get(&node)?.get(&key));
+        target.flat_map(|target| &target.services).cloned().collect()
     }
 
     /// Returns the checkups of a node, up to the limits.
     pub(super) fn checkups(&self, node: &NodeName) -> Checkups {
         let mut checkups = Checkups::default();
         let mut counts: BTreeMap<Arc<str>, usize> = BTreeMap::new();
-        for (key, Watched { checkup, services }) in self.by.get(node).into_iter().flatten() {
+        for (key, ProbeTarget { checkup, services }) in self.by.get(node).into_iter().flatten() {
             let namespace = services.first().map_or("", ServiceName::namespace);
             let namespace =
                 counts.get_key_value(namespace).map_or_else(|| namespace.into(), |(known, _)| Arc::clone(known));
