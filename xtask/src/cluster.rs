@@ -31,7 +31,11 @@ pub(crate) fn bench(options: &[OsString]) -> Result<()> {
     execute(&[&["bench".into()], options].concat(), measures_vipmux)
 }
 
+/// Installs what a cluster needs.
 fn prepare(options: &[OsString]) -> Result<()> {
+    if asks_for_help(options) {
+        return Ok(());
+    }
     capabilities::require("cluster")?;
     let mut more = Vec::new();
     let action = action(options);
@@ -43,6 +47,11 @@ fn prepare(options: &[OsString]) -> Result<()> {
     more.extend((migrates || measures("metallb")).then_some(Need::MetalLb));
     more.extend((migrates || measures("kube-vip")).then_some(Need::KubeVip));
     setup::cluster(&more)
+}
+
+/// Returns whether the program only prints its options.
+fn asks_for_help(options: &[OsString]) -> bool {
+    options.iter().any(|option| option == "--help" || option == "-h")
 }
 
 /// Returns the words behind `test`: names of tests, and options of cargo's test programs.
@@ -88,7 +97,7 @@ fn execute(options: &[OsString], needs_image: bool) -> Result<()> {
     workspace::prepare(workspace::cargo(package).args(workspace::locked()))?;
     let program = workspace::target_folder()?.join("debug/cluster");
     let mut command = Command::new(&program);
-    if needs_image {
+    if needs_image && !asks_for_help(options) {
         command.env("VIPMUX_IMAGE_ROOT", image::context(Profile::Release)?.join("root"));
     }
     let error = command.args(options).exec();

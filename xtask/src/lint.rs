@@ -3,11 +3,10 @@
 mod alerts;
 mod circles;
 mod layers;
-mod links;
 
 use std::{process::Command, time::Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 
 use crate::{
@@ -26,8 +25,8 @@ pub(crate) enum Check {
     Layers,
     /// Which files of a crate import each other
     Circles,
-    /// Relative links in Markdown files
-    Links,
+    /// Length of lines and relative links in Markdown files
+    Markdown,
     /// Spelling
     Typos,
     /// Dependencies that nothing uses
@@ -96,10 +95,10 @@ impl Check {
             Self::Deny => Some(LintTool::DENY),
             Self::Machete => Some(LintTool::MACHETE),
             Self::Typos => Some(LintTool::TYPOS),
+            Self::Markdown => Some(LintTool::RUMDL),
             Self::Fmt
             | Self::Layers
             | Self::Circles
-            | Self::Links
             | Self::Clippy
             | Self::ClippyBpf
             | Self::ClippyFuzz
@@ -118,7 +117,7 @@ impl Check {
             ]),
             Self::Layers => layers::check(),
             Self::Circles => circles::check(),
-            Self::Links => links::check(),
+            Self::Markdown => markdown(),
             Self::Typos => all([LintTool::TYPOS.command()?]),
             Self::Machete => {
                 let mut command = LintTool::MACHETE.command()?;
@@ -157,6 +156,14 @@ impl Check {
 fn all(commands: impl IntoIterator<Item = Command>) -> Result<()> {
     let results: Vec<_> = commands.into_iter().map(|mut command| workspace::run(&mut command)).collect();
     results.into_iter().collect()
+}
+
+/// Checks Markdown files by `.rumdl.toml`.
+fn markdown() -> Result<()> {
+    let mut command = LintTool::RUMDL.command()?;
+    let program = command.get_program().display().to_string();
+    command.args(["check", "--no-cache", "."]);
+    all([command]).with_context(|| format!("`{program} fmt` mends lines"))
 }
 
 /// Returns a cargo-deny command without its advisories, whose database is not on crates.io.

@@ -23,6 +23,8 @@ impl LintTool {
     pub(crate) const DENY: Self = Self { name: "cargo-deny", version: "0.20.2", binary: "cargo-deny" };
     /// Finds unused dependencies.
     pub(crate) const MACHETE: Self = Self { name: "cargo-machete", version: "0.9.2", binary: "cargo-machete" };
+    /// Checks and formats Markdown.
+    pub(crate) const RUMDL: Self = Self { name: "rumdl", version: "0.3.2", binary: "rumdl" };
     /// Checks spelling.
     pub(crate) const TYPOS: Self = Self { name: "typos-cli", version: "1.52.0", binary: "typos" };
 
@@ -39,7 +41,7 @@ impl LintTool {
 }
 
 /// Installs the missing `tools`. They are not optimized: each runs for a second, and building all
-/// three takes two minutes on two cores instead of ten.
+/// four takes four minutes on two cores instead of twenty.
 pub(crate) fn lint_tools(tools: &[LintTool]) -> Result<()> {
     let folder = folder()?;
     let installed = fs::read_to_string(folder.join(".crates.toml")).unwrap_or_default();
