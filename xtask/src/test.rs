@@ -164,15 +164,7 @@ impl Suite {
                 }
                 with_agent(suite)?
             }
-            Self::Api => {
-                let mut suite = test(&["-p", "vipmux-tests", "--test", "api"]);
-                // They mostly wait for API servers. So half as many tests more than CPUs run at a time.
-                if env::var_os(THREADS).is_none() {
-                    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-                    suite.env(THREADS, (cpus + cpus.div_ceil(2)).to_string());
-                }
-                with_agent(suite)?
-            }
+            Self::Api => with_agent(test(&["-p", "vipmux-tests", "--test", "api"]))?,
         })
     }
 }
@@ -181,7 +173,13 @@ impl Suite {
 ///
 /// Cargo builds the agent for its own integration tests, with the features that all tests have.
 /// `cargo build` has fewer features, and would compile a third of the agent's crates again.
+///
+/// Tests mostly wait, for deadlines and API servers. So twice as many tests as CPUs run at a time.
 fn with_agent(mut suite: Command) -> Result<Vec<Command>> {
+    if env::var_os(THREADS).is_none() {
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        suite.env(THREADS, (2 * cpus).to_string());
+    }
     let mut agent = workspace::cargo(["test", "--no-run", "-p", "vipmux", "--test", "generated"]);
     agent.args(workspace::locked());
     suite.env("VIPMUX_BIN", workspace::target_folder()?.join("debug/vipmux"));
