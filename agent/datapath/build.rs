@@ -1,18 +1,12 @@
 //! Builds the BPF object, and passes its path to the crate for `include_bytes_aligned!`.
 
-#[path = "build/object.rs"]
-mod object;
-#[path = "build/toolchain.rs"]
-mod toolchain;
-
 use std::{env, path::PathBuf, process::ExitCode};
 
 fn main() -> ExitCode {
     // Read at run time, not at compile time: the folder may be a copy.
     let workspace = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default().join("../..");
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=build");
-    match object::build(&workspace, "vipmux") {
+    match vipmux_bpf_build::build(&workspace, "vipmux") {
         Ok(object) => {
             println!("cargo::rustc-env=VIPMUX_BPF_OBJECT={}", object.display());
             ExitCode::SUCCESS

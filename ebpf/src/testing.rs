@@ -5,8 +5,6 @@
 #![feature(asm_experimental_arch)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
-#[path = "testing/template.rs"]
-mod template;
 #[allow(dead_code, reason = "one file for two programs, of which this one uses a part")]
 mod wire;
 
@@ -26,12 +24,10 @@ use vipmux_common::{
     abi::{Address, FlowKey, FlowRecord, FlowSecret, FlowSet},
     checksum,
     flow_table::Place,
+    wrapper::{BACKENDS, FIRST_PORT, LENGTH, PORT_BITS, Template, WORDS},
 };
 
-use crate::{
-    template::{BACKENDS, FIRST_PORT, LENGTH, PORT_BITS, Template, WORDS},
-    wire::{Wire, pin, read, write},
-};
+use crate::wire::{Wire, pin, read, write};
 
 #[map]
 static TEMPLATE: Array<Template> = Array::with_max_entries(1, 0);

@@ -2,15 +2,11 @@
 //!
 //! `cargo xtask setup` builds them. KUBEBUILDER_ASSETS names a folder with other builds.
 
-#[path = "../../agent/datapath/build/cache.rs"]
-mod cache;
-#[path = "../../xtask/src/setup/cluster/programs.rs"]
-#[allow(dead_code, reason = "how they are built is for xtask to know")]
-mod programs;
-
 use std::{env, ffi::OsString, path::PathBuf};
 
 use anyhow::{Context as _, Result};
+use vipmux_bpf_build::cache;
+use xtask::cluster_programs::{self, MODULES, Module};
 
 /// The remedy for a missing program.
 pub const REMEDY: &str = "run `cargo xtask setup`, which builds it, or name a folder with kube-apiserver and etcd by \
@@ -27,12 +23,12 @@ pub fn search_path() -> Result<OsString> {
 /// Returns a program's path.
 pub fn find(program: &str) -> Result<PathBuf> {
     let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty());
-    let found = programs::find(program, assets.as_deref(), cache::folder().as_deref());
+    let found = cluster_programs::find(program, assets.as_deref(), cache::folder().as_deref());
     found.with_context(|| format!("there is no {program}: {REMEDY}"))
 }
 
 /// Returns the version of a program's module, such as `v1.37.1`.
 pub fn version(program: &str) -> Option<&'static str> {
-    let has = |module: &&programs::Module| module.programs.iter().any(|built| built.name == program);
-    programs::MODULES.iter().find(has).map(|module| module.version)
+    let has = |module: &&Module| module.programs.iter().any(|built| built.name == program);
+    MODULES.iter().find(has).map(|module| module.version)
 }

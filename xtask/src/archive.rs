@@ -1,5 +1,5 @@
 //! Archives that are the same wherever they are made: names are sorted, everything is root's, and all times
-//! are one. Shared with the tests.
+//! are one.
 
 use std::{
     fmt::Write as _,
@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 /// Writes a tar archive of `entries`, which are names in `folder`, all with this time (RFC 3339). Of the
 /// rights only the one to execute counts.
-pub(crate) fn tar(folder: &Path, entries: &[&str], time: &str, archive: &Path) -> Result<()> {
+pub fn tar(folder: &Path, entries: &[&str], time: &str, archive: &Path) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.env_remove("TAR_OPTIONS");
     tar.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"]);
@@ -23,7 +23,7 @@ pub(crate) fn tar(folder: &Path, entries: &[&str], time: &str, archive: &Path) -
 }
 
 /// Compresses a file, which gets the suffix `.gz`. Returns its new path.
-pub(crate) fn gzip(file: &Path) -> Result<PathBuf> {
+pub fn gzip(file: &Path) -> Result<PathBuf> {
     run(Command::new("gzip").env_remove("GZIP").args(["--force", "--no-name"]).arg(file))?;
     let mut compressed = file.as_os_str().to_owned();
     compressed.push(".gz");
@@ -31,7 +31,7 @@ pub(crate) fn gzip(file: &Path) -> Result<PathBuf> {
 }
 
 /// Returns a file's SHA-256 in hexadecimal digits.
-pub(crate) fn sha256(file: &Path) -> Result<String> {
+pub fn sha256(file: &Path) -> Result<String> {
     let mut digest = Sha256::new();
     let copied = File::open(file).and_then(|mut file| io::copy(&mut file, &mut Hashing(&mut digest)));
     copied.with_context(|| format!("cannot read {}", file.display()))?;
@@ -39,7 +39,7 @@ pub(crate) fn sha256(file: &Path) -> Result<String> {
 }
 
 /// Returns the SHA-256 of bytes in hexadecimal digits.
-pub(crate) fn sha256_of(content: &[u8]) -> String {
+pub fn sha256_of(content: &[u8]) -> String {
     digits(&Sha256::digest(content))
 }
 

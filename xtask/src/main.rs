@@ -2,7 +2,6 @@
 //!
 //! This binary installs the BPF toolchain, so it depends on no crate that needs one.
 
-mod archive;
 mod bench;
 mod build;
 mod capabilities;
@@ -14,21 +13,20 @@ mod fuzz;
 mod generate;
 mod image;
 mod lint;
-mod oci;
 mod program;
 mod release;
 mod setup;
 mod sim;
 mod summary;
 mod test;
-#[path = "../../agent/datapath/build/toolchain.rs"]
-mod toolchain;
 mod vm;
 mod workspace;
 
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use vipmux_bpf_build::toolchain;
+use xtask::{archive, cluster_programs, oci};
 
 /// Builds, tests and demonstrates vipmux. Each command first installs what it needs (as root), and
 /// says so.

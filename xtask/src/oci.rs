@@ -18,36 +18,36 @@ use super::archive;
 
 /// An image of one layer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Image<'a> {
+pub struct Image<'a> {
     /// Its full name. An archive is imported under exactly this name.
-    pub(crate) name: &'a str,
+    pub name: &'a str,
     /// Its tag.
-    pub(crate) tag: &'a str,
+    pub tag: &'a str,
     /// The program that its containers run.
-    pub(crate) entrypoint: &'a [&'a str],
+    pub entrypoint: &'a [&'a str],
     /// The program's arguments if nobody gives others.
-    pub(crate) arguments: &'a [&'a str],
+    pub arguments: &'a [&'a str],
     /// When it was made (RFC 3339); the time of all its files.
-    pub(crate) created: &'a str,
+    pub created: &'a str,
     /// What it says about itself, by the specification's keys.
-    pub(crate) annotations: &'a [(&'a str, &'a str)],
+    pub annotations: &'a [(&'a str, &'a str)],
     /// Whether its layers are compressed, which takes time.
-    pub(crate) compress: bool,
+    pub compress: bool,
 }
 
 /// The files of an image for one platform.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Files<'a> {
+pub struct Files<'a> {
     /// Go's name of the platform's processors.
-    pub(crate) architecture: &'a str,
+    pub architecture: &'a str,
     /// The folder that becomes the root folder.
-    pub(crate) root: &'a Path,
+    pub root: &'a Path,
 }
 
 impl Image<'_> {
     /// Writes an archive of the image for these platforms. It replaces a file of that name. `draft` is a folder
     /// for what becomes the archive; it is replaced too, and removed at the end.
-    pub(crate) fn write(&self, platforms: &[Files<'_>], draft: PathBuf, archive: &Path) -> Result<()> {
+    pub fn write(&self, platforms: &[Files<'_>], draft: PathBuf, archive: &Path) -> Result<()> {
         let layout = Layout::new(draft)?;
         let manifests = platforms.iter().map(|files| self.manifest(&layout, files)).collect::<Result<Vec<_>>>()?;
         let index = json!({

@@ -20,13 +20,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use vipmux_bpf_build::cache;
 
 pub(crate) use self::drivers::{Drivers, run as run_drivers};
 use self::{archive::Flavor, machine::Machine};
 use crate::{
     setup,
     summary::{self, Outcome},
-    toolchain::cache,
     workspace,
 };
 

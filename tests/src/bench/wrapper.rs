@@ -1,9 +1,5 @@
 //! The wrapper program around a program under test (`ebpf/src/testing.rs`).
 
-#[path = "../../../ebpf/src/testing/template.rs"]
-#[allow(unreachable_pub, dead_code, reason = "one file for two crates, of which each uses a part")]
-mod template;
-
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader,
@@ -13,8 +9,7 @@ use aya::{
 
 use super::cpu_time::thread_time;
 use crate::program::{self, TESTING_OBJECT};
-use template::WORDS;
-pub(super) use template::{BACKENDS, LENGTH, Template};
+pub(super) use vipmux_common::wrapper::{BACKENDS, LENGTH, Template};
 
 /// How the flow varies between packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +37,6 @@ pub(super) struct Sample {
     pub(super) kernel: u32,
     pub(super) verdict: u32,
 }
-
-// SAFETY: `repr(C)`, of integers alone, and as long as their sum: 56 bytes of words and 24 of the
-// rest.
-unsafe impl aya::Pod for Template {}
-const _: () = assert!(size_of::<Template>() == WORDS * 8 + 24);
 
 impl Wrapper {
     /// Makes a wrapper around `target`, with an Ethernet frame of at most 60 bytes. If the frame

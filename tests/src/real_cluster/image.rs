@@ -1,10 +1,5 @@
 //! Makes image archives that container runtimes load, from programs on this machine.
 
-#[path = "../../../xtask/src/archive.rs"]
-mod archive;
-#[path = "../../../xtask/src/oci.rs"]
-mod oci;
-
 use std::{
     fs::{self, Permissions},
     os::unix::fs::{PermissionsExt as _, symlink},
@@ -14,7 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use self::oci::Files;
+use xtask::oci::{self, Files};
+
 use crate::process;
 
 /// An image of one layer.

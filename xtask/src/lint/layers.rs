@@ -10,15 +10,16 @@ use crate::workspace;
 
 /// Each crate with the crates of this workspace that it may depend on, from the ground up. All names but `vipmux` begin
 /// with `vipmux-`.
-const LAYERS: [(&str, &[&str]); 17] = [
+const LAYERS: [(&str, &[&str]); 18] = [
     ("common", &[]),
+    ("bpf-build", &[]),
     ("model", &["common"]),
     ("allocate", &["model"]),
     ("plan", &["common", "model"]),
     ("election", &["common", "model"]),
     ("supervisor", &[]),
     ("telemetry", &["supervisor"]),
-    ("datapath", &["common", "model", "plan", "supervisor"]),
+    ("datapath", &["bpf-build", "common", "model", "plan", "supervisor"]),
     ("cluster", &["allocate", "common", "election", "model", "supervisor"]),
     ("gossip", &["cluster", "election", "model", "supervisor"]),
     ("allocator", &["allocate", "cluster", "election", "model", "supervisor", "telemetry"]),

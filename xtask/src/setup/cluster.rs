@@ -6,7 +6,6 @@
 //! builds.
 
 mod build;
-mod programs;
 
 use std::{
     env,
@@ -17,10 +16,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-pub(crate) use self::programs::Need;
-use self::programs::{MODULES, Module, Program};
 use super::go::Go;
-use crate::{toolchain::cache, workspace};
+pub(crate) use crate::cluster_programs::Need;
+use vipmux_bpf_build::cache;
+
+use crate::{
+    cluster_programs::{self, MODULES, Module, Program},
+    workspace,
+};
 
 /// The variable that names a folder with other builds, as in other projects' tests.
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
@@ -49,7 +52,7 @@ pub(crate) fn install(need: Need) -> Result<()> {
 
 /// Returns the path of a program that is installed.
 pub(crate) fn program(name: &str) -> Result<PathBuf> {
-    let found = programs::find(name, assets().as_deref(), cache::folder().as_deref());
+    let found = cluster_programs::find(name, assets().as_deref(), cache::folder().as_deref());
     found.with_context(|| format!("there is no {name}: run `cargo xtask setup`"))
 }
 
@@ -70,8 +73,9 @@ fn check(assets: &OsStr) -> Result<()> {
 
 /// Returns the missing programs, grouped by module.
 fn missing(need: Need, assets: Option<&OsStr>, cache: &Path) -> Vec<(&'static Module, Vec<&'static Program>)> {
-    let is_missing =
-        |program: &&Program| program.need == need && programs::find(program.name, assets, Some(cache)).is_none();
+    let is_missing = |program: &&Program| {
+        program.need == need && cluster_programs::find(program.name, assets, Some(cache)).is_none()
+    };
     let of_module = |module: &'static Module| (module, module.programs.iter().filter(is_missing).collect::<Vec<_>>());
     MODULES.iter().map(of_module).filter(|(_, programs)| !programs.is_empty()).collect()
 }
@@ -145,9 +149,9 @@ mod tests {
         fs::create_dir_all(place.parent().unwrap()).unwrap();
         fs::write(&place, "").unwrap();
         assert_eq!(names(&missing(Need::Tests, Some(assets.as_os_str()), &cache)), ["kubectl", "helm"]);
-        assert_eq!(programs::find("kube-proxy", None, Some(&cache)), Some(place));
-        assert_eq!(programs::find("etcd", Some(assets.as_os_str()), None), Some(assets.join("etcd")));
-        assert_eq!(programs::find("bash", None, Some(&cache)), None);
+        assert_eq!(cluster_programs::find("kube-proxy", None, Some(&cache)), Some(place));
+        assert_eq!(cluster_programs::find("etcd", Some(assets.as_os_str()), None), Some(assets.join("etcd")));
+        assert_eq!(cluster_programs::find("bash", None, Some(&cache)), None);
         for folder in [cache, assets] {
             fs::remove_dir_all(folder).unwrap();
         }

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::programs::{Module, Program};
+use crate::cluster_programs::{Module, Program};
 use crate::{setup::go::Go, workspace};
 
 /// The folder of a main file that is not the module's own.
@@ -196,7 +196,7 @@ fn is_package(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::setup::cluster::programs::MODULES;
+    use crate::cluster_programs::MODULES;
 
     #[test]
     fn folders_of_the_repository_are_replaced_by_published_modules() {

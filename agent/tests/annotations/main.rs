@@ -1,8 +1,6 @@
 //! Tests annotations: the rules for any of them, and the examples of docs/annotations.md.
 
-#[path = "annotations/page.rs"]
 mod page;
-#[path = "annotations/property.rs"]
 mod property;
 
 use proptest::prelude::*;

@@ -1,12 +1,9 @@
-//! Finds the tools that build the BPF object; shared by the build scripts and `cargo xtask setup`.
+//! Finds the tools that build the BPF object.
 //!
 //! A build for `bpfel-unknown-none` needs the unstable `-Z build-std=core`, the sources of `core`
 //! for the same rustc, and a `bpf-linker` with the same LLVM. A rustup nightly with `rust-src` has
 //! the first two. Debian's packages `rustc-web`, `cargo-web` and `rust-web-src` have them too, with
 //! `RUSTC_BOOTSTRAP=1` instead of a nightly.
-
-#[path = "cache.rs"]
-pub(crate) mod cache;
 
 use std::{
     collections::BTreeSet,
@@ -17,26 +14,28 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crate::cache;
+
 /// The path of `core`'s sources below the sysroot, in rustup's `rust-src` and Debian's
 /// `rust-web-src`.
 const CORE_SOURCES: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
 
 /// A rustc and a cargo that can build BPF programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Toolchain {
+pub struct Toolchain {
     /// The cargo binary.
-    pub(crate) cargo: PathBuf,
+    pub cargo: PathBuf,
     /// The rustc binary.
-    pub(crate) rustc: PathBuf,
+    pub rustc: PathBuf,
     /// The tools are stable ones, which need `RUSTC_BOOTSTRAP=1` for `-Z` flags.
-    pub(crate) bootstrap: bool,
+    pub bootstrap: bool,
     /// The major version of this rustc's LLVM.
-    pub(crate) llvm: u32,
+    pub llvm: u32,
 }
 
 impl Toolchain {
     /// Returns the toolchains that have `core`'s sources, the preferred one first.
-    pub(crate) fn installed() -> Vec<Self> {
+    pub fn installed() -> Vec<Self> {
         [Self::nightly(), Self::debian()].into_iter().flatten().collect()
     }
 
@@ -61,12 +60,12 @@ impl Toolchain {
 }
 
 /// Returns the folder of a rustc's libraries and sources.
-pub(crate) fn sysroot(rustc: &Path) -> Option<PathBuf> {
+pub fn sysroot(rustc: &Path) -> Option<PathBuf> {
     output(Command::new(rustc).args(["--print", "sysroot"])).map(PathBuf::from)
 }
 
 /// Returns a toolchain and the `bpf-linker` that fits it.
-pub(crate) fn detect() -> Option<(Toolchain, PathBuf)> {
+pub fn detect() -> Option<(Toolchain, PathBuf)> {
     let linkers: Vec<_> = linkers().into_iter().map(|path| (llvm_of_linker(&path), path)).collect();
     fitting(&Toolchain::installed(), &linkers)
 }
@@ -84,7 +83,7 @@ fn fitting(toolchains: &[Toolchain], linkers: &[(Option<u32>, PathBuf)]) -> Opti
 
 /// Returns the folder into which `cargo xtask` installs tools. It never overwrites the user's own
 /// tools.
-pub(crate) fn tools_folder() -> Option<PathBuf> {
+pub fn tools_folder() -> Option<PathBuf> {
     Some(cache::folder()?.join("tools"))
 }
 
@@ -104,7 +103,7 @@ fn linkers() -> Vec<PathBuf> {
 /// Returns cargo's folder and those of its registries, each with what stands for it in a program. The name of
 /// a registry's folder has the host that served the crates, which may be a mirror. Of the folders that contain
 /// a path, rustc takes the last one.
-pub(crate) fn cargo_folders() -> Vec<(PathBuf, &'static str)> {
+pub fn cargo_folders() -> Vec<(PathBuf, &'static str)> {
     let Some(home) = cargo_home() else { return Vec::new() };
     let entries = fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten();
     let mut folders: Vec<_> = entries.map(|entry| (entry.path(), "cargo/registry")).collect();

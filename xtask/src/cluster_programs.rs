@@ -8,42 +8,42 @@ use std::{
 
 /// A Go module with the programs that are built from it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Module {
+pub struct Module {
     /// The name of its folder.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The module path.
-    pub(crate) path: &'static str,
+    pub path: &'static str,
     /// The version that all tests use.
-    pub(crate) version: &'static str,
+    pub version: &'static str,
     /// The version of the modules in the same repository that are published separately.
-    pub(crate) siblings: &'static str,
+    pub siblings: &'static str,
     /// The programs that are built from it.
-    pub(crate) programs: &'static [Program],
+    pub programs: &'static [Program],
     /// Build tags, which leave parts out.
-    pub(crate) tags: &'static str,
+    pub tags: &'static str,
     /// Variables that the linker sets in these programs, so that they know their version.
-    pub(crate) stamps: &'static [(&'static str, &'static str)],
+    pub stamps: &'static [(&'static str, &'static str)],
     /// Packages of the module that its only program is built without: its main file imports them for
     /// what they register.
-    pub(crate) without: &'static [&'static str],
+    pub without: &'static [&'static str],
     /// Files of the module that are kept beside the programs, by their paths in the module.
-    pub(crate) files: &'static [&'static str],
+    pub files: &'static [&'static str],
 }
 
 /// A program of a module.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Program {
+pub struct Program {
     /// Its name.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Its package.
-    pub(crate) package: &'static str,
+    pub package: &'static str,
     /// What needs it.
-    pub(crate) need: Need,
+    pub need: Need,
 }
 
 /// What needs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// The tests.
     Tests,
     /// A cluster with real nodes.
@@ -76,7 +76,7 @@ const PLAIN: Module = Module {
 /// Kubernetes, etcd, Helm, what runs in Pods, what connects them, what tests alerts, and other load
 /// balancers. Dependencies of the same version, above all Kubernetes' client, are compiled once. So the
 /// Kubernetes version that Helm's release uses costs least.
-pub(crate) const MODULES: [Module; 10] = [
+pub const MODULES: [Module; 10] = [
     Module {
         name: "kubernetes",
         path: "k8s.io/kubernetes",
@@ -206,21 +206,21 @@ pub(crate) const MODULES: [Module; 10] = [
 
 impl Program {
     /// Returns whether it is the test program of its package.
-    pub(crate) fn is_test(&self) -> bool {
+    pub fn is_test(&self) -> bool {
         Path::new(self.name).extension() == Some(OsStr::new("test"))
     }
 }
 
 impl Module {
     /// Returns the path of a program, or of one of the files, below the cache folder, built or not.
-    pub(crate) fn place(&self, cache: &Path, program: &str) -> PathBuf {
+    pub fn place(&self, cache: &Path, program: &str) -> PathBuf {
         cache.join("cluster").join(format!("{}-{}", self.name, self.version)).join(program)
     }
 }
 
 /// Finds a program: in `assets`, the folder that KUBEBUILDER_ASSETS names (by convention with
 /// kube-apiserver, etcd and kubectl), or else below the cache folder, if it was built.
-pub(crate) fn find(program: &str, assets: Option<&OsStr>, cache: Option<&Path>) -> Option<PathBuf> {
+pub fn find(program: &str, assets: Option<&OsStr>, cache: Option<&Path>) -> Option<PathBuf> {
     let given = assets.map(|folder| Path::new(folder).join(program));
     let built = || {
         let module = MODULES.iter().find(|module| module.programs.iter().any(|built| built.name == program))?;

@@ -1,4 +1,4 @@
-//! Types that the bench and its wrapper program share, by path.
+//! Types that the bench and its wrapper program share (`ebpf/src/testing.rs`).
 
 /// Words of the packet that the wrapper restores: Ethernet, IPv4 and TCP without options, and a
 /// little more.
@@ -32,3 +32,8 @@ pub struct Template {
     /// The interface that `generate` sends out of.
     pub ifindex: u32,
 }
+
+// SAFETY: `repr(C)`, of integers alone, and as long as their sum: 56 bytes of words and 24 of the rest.
+#[cfg(feature = "aya")]
+unsafe impl aya::Pod for Template {}
+const _: () = assert!(size_of::<Template>() == WORDS * 8 + 24);

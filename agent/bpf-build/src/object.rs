@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use super::toolchain;
+use crate::toolchain;
 
 const TARGET: &str = "bpfel-unknown-none";
 const MISSING: &str = "no rustc with core's sources and bpf-linker for the same LLVM: run `cargo xtask setup` (as root), \
@@ -14,7 +14,7 @@ const MISSING: &str = "no rustc with core's sources and bpf-linker for the same 
 
 /// Builds `ebpf`'s binary `name` and returns the object's path. The build script runs again only if
 /// `ebpf/` or `common/` changed.
-pub(crate) fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
+pub fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
     let ebpf = workspace.join("ebpf");
     for watched in ["ebpf/src", "ebpf/Cargo.toml", "ebpf/Cargo.lock", "ebpf/.cargo", "common/src", "common/Cargo.toml"]
     {
