@@ -15,7 +15,7 @@
 //!   [`keepalived`].
 //! - Slow drivers: [`rtnl`] lets an agent wait for the kernel's lock of all interfaces.
 //! - [`mod@churn`] changes a cluster in a loop and looks for leaks.
-//! - [`frames`] and [`program`] are for the packet suite, [`mod@bench`] is for the bench.
+//! - [`frames`], [`program`] and [`packet`] are for the packet suite, [`mod@bench`] is for the bench.
 
 pub mod agent;
 pub mod allocator;
@@ -47,6 +47,7 @@ pub mod manifests;
 pub mod ndp;
 pub mod netns;
 pub mod offload;
+pub mod packet;
 pub mod packet_ring;
 pub mod pod;
 pub mod pod_network;

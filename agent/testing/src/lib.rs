@@ -8,6 +8,7 @@
     reason = "a fixture that fails fails its test"
 )]
 
+pub mod annotations;
 pub mod api_server;
 pub mod bpffs;
 pub mod names;

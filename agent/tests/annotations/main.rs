@@ -1,11 +1,10 @@
 //! Tests annotations: the rules for any of them, and the examples of docs/annotations.md.
 
 mod page;
-mod property;
 
 use proptest::prelude::*;
 
-use property::{Asked, holds, seeds};
+use vipmux_testing::annotations::{Asked, holds, seeds};
 
 /// Chooses a key or a value of a known annotation.
 fn part(of: fn((String, String)) -> String) -> impl Strategy<Value = String> {

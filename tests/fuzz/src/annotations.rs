@@ -6,17 +6,12 @@
 
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "all of this is test code")]
-#![allow(dead_code, reason = "the seeds are written by another target")]
-
-#[path = "../../../agent/tests/annotations/property.rs"]
-mod property;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use vipmux_model::dialects;
-
-use crate::property::Asked;
+use vipmux_testing::annotations::{self, Asked};
 
 /// The counters that libFuzzer takes as coverage. It clears them before each run.
 #[used]
@@ -29,7 +24,7 @@ const OUTCOMES: usize = 32;
 fuzz_target!(|text: &[u8]| -> Corpus {
     let Ok(text) = str::from_utf8(text) else { return Corpus::Reject };
     let asked = Asked::parse(text);
-    let outcome = property::holds(&asked).unwrap().map_or(0, |reason| 1 + reason as usize);
+    let outcome = annotations::holds(&asked).unwrap().map_or(0, |reason| 1 + reason as usize);
     let rows = dialects::ALL.iter().flat_map(|dialect| dialect.annotations);
     for (row, (spellings, _)) in rows.enumerate() {
         if spellings.iter().any(|one| asked.annotations.contains_key(*one))

@@ -4,21 +4,15 @@
 //! of their branches, are its coverage. It keeps frames that cause a new verdict, event or drop.
 
 #![no_main]
-#![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the packet suite's")]
-
-#[path = "../../tests/packet/family.rs"]
-mod family;
-#[path = "../../tests/packet/fixture.rs"]
-mod fixture;
-#[path = "../../tests/packet/property.rs"]
-mod property;
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use vipmux_tests::program::Counters;
-
-use crate::property::Programs;
+use vipmux_tests::{
+    packet::property::{self, Programs},
+    program::Counters,
+};
 
 /// The counters that libFuzzer takes as coverage, in addition to instrumented code. It clears them
 /// before each run.

@@ -1,20 +1,11 @@
 //! Writes the initial inputs, frames or annotations, into a folder. For annotations it also writes
 //! libFuzzer's dictionary beside the folder.
 
-#![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the suites'")]
-
-#[path = "../../../agent/tests/annotations/property.rs"]
-mod annotations;
-#[path = "../../tests/packet/family.rs"]
-mod family;
-#[path = "../../tests/packet/fixture.rs"]
-mod fixture;
-#[path = "../../tests/packet/property.rs"]
-mod property;
-
 use std::{env, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
+use vipmux_testing::annotations;
+use vipmux_tests::packet::property;
 
 fn main() -> Result<()> {
     let arguments: Vec<_> = env::args().skip(1).collect();

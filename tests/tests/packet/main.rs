@@ -13,8 +13,6 @@ mod arp;
 mod case;
 mod conversation;
 mod demux;
-mod family;
-mod fixture;
 mod flood;
 mod flows;
 mod fragments;
@@ -29,7 +27,6 @@ mod ndp;
 mod partial;
 mod plain;
 mod pool;
-mod property;
 mod records;
 mod refusals;
 mod reject;
@@ -46,7 +43,10 @@ mod verified;
 use std::{collections::BTreeSet, sync::LazyLock};
 
 use vipmux_common::abi::{DropReason, Stat};
-use vipmux_tests::requirement;
+use vipmux_tests::{
+    packet::{family, fixture, property},
+    requirement,
+};
 
 use crate::{
     case::{Case, Verdict},

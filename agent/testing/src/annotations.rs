@@ -11,7 +11,8 @@ use vipmux_model::{
     service::Service,
     tag::ServiceTags,
 };
-use vipmux_testing::names::service_name;
+
+use crate::names::service_name;
 
 /// The greatest length in bytes of a message about one annotation: values are cut, lists are
 /// bounded.
@@ -24,14 +25,16 @@ const MOST_ADDRESSES: usize = 64;
 
 /// A Service's annotations and its `spec.loadBalancerIP`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
-    pub(crate) annotations: BTreeMap<String, String>,
-    pub(crate) field: Option<String>,
+pub struct Asked {
+    /// The annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// `spec.loadBalancerIP`.
+    pub field: Option<String>,
 }
 
 impl Asked {
     /// Parses lines such as `vipmux.io/pool=lan`. A line that starts with `=` has the field.
-    pub(crate) fn parse(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         let mut asked = Self::default();
         for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
             match key {
@@ -59,7 +62,7 @@ impl Asked {
 }
 
 /// Checks the rules. Returns the reason of a refusal.
-pub(crate) fn holds(asked: &Asked) -> Result<Option<Reason>> {
+pub fn holds(asked: &Asked) -> Result<Option<Reason>> {
     let outcome = asked.ingest()?;
     ensure!(outcome == asked.ingest()?, "the same annotations have the same result");
     let (unrelated, empty) = (asked.with("example.org/unrelated", "x"), asked.with("vipmux.io/pool", ""));
@@ -97,7 +100,7 @@ fn names_its_cause(asked: &Asked, refusal: &Refusal) -> Result<()> {
 }
 
 /// Returns annotations of each dialect, with values that it understands or refuses.
-pub(crate) fn seeds() -> Vec<String> {
+pub fn seeds() -> Vec<String> {
     let values = |meaning: Meaning| match meaning {
         Meaning::SharingKey | Meaning::Alike | Meaning::Label | Meaning::AddressName => &["web", "Web 1", "*"][..],
         Meaning::Namespaces => &["*", "shop,web", "a,,b"],

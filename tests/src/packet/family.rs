@@ -3,25 +3,25 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::{
+    frames::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, Ethernet, Extension, Ipv6, Payload},
+    program::State,
+};
 use vipmux_common::{
     abi::{self, Address},
     hash,
 };
-use vipmux_tests::{
-    frames::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, Ethernet, Extension, Ipv6, Payload},
-    program::State,
-};
 
 /// The IP version of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Family {
+pub enum Family {
     V4,
     V6,
 }
 
 /// Maps an IPv4 address to an IPv6 address. Every word depends on it, and common prefixes stay
 /// common.
-pub(crate) fn v6(address: Ipv4Addr) -> Ipv6Addr {
+pub fn v6(address: Ipv4Addr) -> Ipv6Addr {
     if address.is_unspecified() {
         return Ipv6Addr::UNSPECIFIED;
     }
@@ -56,7 +56,7 @@ fn fragment(key: &abi::FragmentKey) -> abi::FragmentKey {
 }
 
 /// Returns the same state with IPv6 addresses. A wrong tag stays wrong.
-pub(crate) fn state(state: State) -> State {
+pub fn state(state: State) -> State {
     let vips = state.vips.into_iter().map(|(address, value)| (moved(address), value)).collect();
     let backends = state.backends.into_iter().map(|it| match it.generation {
         0 => it,
@@ -118,7 +118,7 @@ fn words(words: [u32; 4]) -> [u8; 16] {
 
 /// Returns the same frame with an IPv6 packet; `None` for other protocols, IPv4 options, ICMP and
 /// inconsistent headers.
-pub(crate) fn frame(frame: &[u8]) -> Option<Vec<u8>> {
+pub fn frame(frame: &[u8]) -> Option<Vec<u8>> {
     let word = |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
     let mut ethernet = Ethernet::new(frame.get(6..12)?.try_into().ok()?, frame[..6].try_into().ok()?);
     let mut at = 12;
@@ -190,7 +190,7 @@ fn resummed(field: u16, protocol: u8, addresses: [Ipv4Addr; 2]) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use vipmux_tests::frames::{ACK, Ipv4, Tcp, Udp};
+    use crate::frames::{ACK, Ipv4, Tcp, Udp};
 
     use super::*;
 

@@ -2,17 +2,17 @@
 
 use std::net::Ipv4Addr;
 
-use anyhow::{Result, ensure};
-use vipmux_common::abi::{FLOW_ISN, UNCLAIMED_REJECT};
-use vipmux_tests::{
+use crate::{
     frames::{
         ACK, Arp, BROADCAST, Chunk, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Ethernet, Extension,
         Icmpv6, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, Payload, SYN, Sctp, Tcp, Udp, multicast_mac, solicited_node,
     },
     program::{Hook, Outcome, Program, State},
 };
+use anyhow::{Result, ensure};
+use vipmux_common::abi::{FLOW_ISN, UNCLAIMED_REJECT};
 
-use crate::{
+use super::{
     family::{self, v6},
     fixture::{
         self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS_UDP, ELSEWHERE, FOLLOWED, HTTP, HTTPS, LOCAL, MIXED, NEIGHBOR,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The length of an Ethernet header: the kernel runs no program on fewer bytes.
-pub(crate) const SHORTEST: usize = 14;
+pub const SHORTEST: usize = 14;
 
 /// The longest headers that are added to a frame: those of an ICMPv6 error.
 const GROWTH: usize = 48;
@@ -41,20 +41,20 @@ const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 
 /// The programs with the suite's state in one family.
-pub(crate) struct Programs {
+pub struct Programs {
     v4: Program,
     v6: Program,
 }
 
 impl Programs {
     /// Loads them with [`state`]'s flow and limits.
-    pub(crate) fn load() -> Result<Self> {
+    pub fn load() -> Result<Self> {
         let load = |state: State| Program::load(&state, fixture::FLOWS);
         Ok(Self { v4: load(state())?, v6: load(family::state(state()))? })
     }
 
     /// Returns the programs whose state may concern a frame.
-    pub(crate) fn of(&self, frame: &[u8]) -> &Program {
+    pub fn of(&self, frame: &[u8]) -> &Program {
         if network(frame).0 == Some(ETHERTYPE_IPV6) { &self.v6 } else { &self.v4 }
     }
 }
@@ -70,7 +70,7 @@ fn state() -> State {
 }
 
 /// Returns valid frames of every kind.
-pub(crate) fn seeds() -> Vec<Vec<u8>> {
+pub fn seeds() -> Vec<Vec<u8>> {
     let broadcast = Ethernet::new(CLIENT_MAC, BROADCAST);
     let request = |target| Arp::request(CLIENT_MAC, NEIGHBOR, target);
     let tcp = |service: Service, flags| {
@@ -156,7 +156,7 @@ fn seeds_of_ipv6() -> Vec<Vec<u8>> {
 /// A frame from the wire gets a verdict that is not the program's failure. A frame for no VIP
 /// passes untouched. A frame that is not sent back keeps its length. An answer is at most
 /// [`GROWTH`] longer than its request.
-pub(crate) fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Outcome> {
+pub fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Outcome> {
     let outcome = program.run(Hook::Ingress, frame)?;
     ensure!((1..=XDP_REDIRECT).contains(&outcome.verdict), "verdict {}", outcome.verdict);
     let (before, after) = (frame.len(), outcome.frame.len());
@@ -174,7 +174,7 @@ pub(crate) fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Out
 
 /// A frame from the stack leaves untouched, unless it speaks for a VIP or is a backend's reply.
 /// `None` if the kernel makes no packet of such bytes: no bytes, or less than an IP header.
-pub(crate) fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Option<Outcome>> {
+pub fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Option<Outcome>> {
     let outcome = match program.run(Hook::Egress, frame) {
         Ok(outcome) => outcome,
         Err(_) if frame.len() < SHORTEST + 40 => return Ok(None),

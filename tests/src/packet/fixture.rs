@@ -3,85 +3,85 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
-use vipmux_common::abi::{self, Address, BACKEND_LOCAL, BACKEND_READY, NODE_ATTACHED, NODE_SELF, VIP_LEADING};
-use vipmux_tests::{
+use crate::{
     frames::{Ethernet, Mac},
     program::{FLOW_SECRET, IFINDEX, NOW_LOW, State, path},
 };
+use vipmux_common::abi::{self, Address, BACKEND_LOCAL, BACKEND_READY, NODE_ATTACHED, NODE_SELF, VIP_LEADING};
 
-pub(crate) const TCP: u32 = 6;
-pub(crate) const UDP: u32 = 17;
-pub(crate) const SCTP: u32 = 132;
+pub const TCP: u32 = 6;
+pub const UDP: u32 = 17;
+pub const SCTP: u32 = 132;
 
 /// This node's interface.
-pub(crate) const SELF_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
+pub const SELF_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
 /// The hand-over MAC of this node.
-pub(crate) const SELF_HANDOVER: Mac = [0x0e, 0x11, 0x12, 0x13, 0x14, 0x15];
+pub const SELF_HANDOVER: Mac = [0x0e, 0x11, 0x12, 0x13, 0x14, 0x15];
 /// A node behind the same interface, and its hand-over MAC.
-pub(crate) const PEER_MAC: Mac = [0x02, 0, 0, 0, 0, 0x02];
-pub(crate) const PEER_HANDOVER: Mac = [0x0e, 0x21, 0x22, 0x23, 0x24, 0x25];
+pub const PEER_MAC: Mac = [0x02, 0, 0, 0, 0, 0x02];
+pub const PEER_HANDOVER: Mac = [0x0e, 0x21, 0x22, 0x23, 0x24, 0x25];
 /// A node behind another interface.
-pub(crate) const FAR_MAC: Mac = [0x02, 0, 0, 0, 0, 0x03];
+pub const FAR_MAC: Mac = [0x02, 0, 0, 0, 0, 0x03];
 /// That node on another segment, which has the number [`SEGMENT`].
-pub(crate) const PEER_BESIDE: Mac = [0x02, 0, 0, 0, 1, 0x02];
-pub(crate) const SEGMENT: u32 = 2;
+pub const PEER_BESIDE: Mac = [0x02, 0, 0, 0, 1, 0x02];
+pub const SEGMENT: u32 = 2;
 /// The client, or the router in front of it.
-pub(crate) const CLIENT_MAC: Mac = [0x02, 0, 0, 0, 0, 0xc1];
+pub const CLIENT_MAC: Mac = [0x02, 0, 0, 0, 0, 0xc1];
 /// A machine that is neither node nor client.
-pub(crate) const FOREIGN_MAC: Mac = [0x02, 0, 0, 0, 0, 0xee];
+pub const FOREIGN_MAC: Mac = [0x02, 0, 0, 0, 0, 0xee];
 
 /// The interface towards [`FAR_MAC`].
-pub(crate) const FAR_IFINDEX: u32 = 3;
+pub const FAR_IFINDEX: u32 = 3;
 
-pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
-pub(crate) const CLIENT_PORT: u16 = 40_000;
+pub const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
+pub const CLIENT_PORT: u16 = 40_000;
 /// An address on the segment that is no VIP.
-pub(crate) const NEIGHBOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
+pub const NEIGHBOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
 
 /// Led by this node, untagged.
-pub(crate) const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+pub const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
 /// Led by another node.
-pub(crate) const FOLLOWED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
+pub const FOLLOWED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
 /// Led by this node, but announced on another interface.
-pub(crate) const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 30);
+pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 30);
 /// Led by this node, announced on [`VLAN`].
-pub(crate) const TAGGED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 40);
-pub(crate) const VLAN: u16 = 7;
+pub const TAGGED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 40);
+pub const VLAN: u16 = 7;
 
 /// A backend: index, address and port.
 #[derive(Clone, Copy)]
-pub(crate) struct Endpoint {
-    pub(crate) index: u32,
-    pub(crate) address: Ipv4Addr,
-    pub(crate) port: u16,
-    pub(crate) node: u32,
+pub struct Endpoint {
+    pub index: u32,
+    pub address: Ipv4Addr,
+    pub port: u16,
+    pub node: u32,
 }
 
 const fn endpoint(index: u32, node: u32, octets: [u8; 4], port: u16) -> Endpoint {
     Endpoint { index, address: Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]), port, node }
 }
 
-pub(crate) const LOCAL: Endpoint = endpoint(0, 0, [10, 0, 0, 5], 8080);
-pub(crate) const LOCAL_TOO: Endpoint = endpoint(1, 0, [10, 0, 0, 6], 8080);
+pub const LOCAL: Endpoint = endpoint(0, 0, [10, 0, 0, 5], 8080);
+pub const LOCAL_TOO: Endpoint = endpoint(1, 0, [10, 0, 0, 6], 8080);
 /// On the node behind the same interface.
-pub(crate) const REMOTE: Endpoint = endpoint(2, 1, [10, 0, 1, 5], 8080);
+pub const REMOTE: Endpoint = endpoint(2, 1, [10, 0, 1, 5], 8080);
 /// On the node behind another interface.
-pub(crate) const FAR: Endpoint = endpoint(3, 2, [10, 0, 2, 5], 8080);
+pub const FAR: Endpoint = endpoint(3, 2, [10, 0, 2, 5], 8080);
 /// On a node whose program is not attached.
-pub(crate) const UNREACHABLE: Endpoint = endpoint(4, 3, [10, 0, 3, 5], 8080);
-pub(crate) const DNS: Endpoint = endpoint(5, 0, [10, 0, 0, 53], 5353);
+pub const UNREACHABLE: Endpoint = endpoint(4, 3, [10, 0, 3, 5], 8080);
+pub const DNS: Endpoint = endpoint(5, 0, [10, 0, 0, 53], 5353);
 /// With the port of its Service, as SCTP requires.
-pub(crate) const SIGNAL: Endpoint = endpoint(6, 0, [10, 0, 0, 7], 2905);
-pub(crate) const SIGNAL_REMOTE: Endpoint = endpoint(7, 1, [10, 0, 1, 7], 2906);
+pub const SIGNAL: Endpoint = endpoint(6, 0, [10, 0, 0, 7], 2905);
+pub const SIGNAL_REMOTE: Endpoint = endpoint(7, 1, [10, 0, 1, 7], 2906);
 const ENDPOINTS: [Endpoint; 8] = [LOCAL, LOCAL_TOO, REMOTE, FAR, UNREACHABLE, DNS, SIGNAL, SIGNAL_REMOTE];
 
 /// A Service port: VIP, number and slot of its counters.
 #[derive(Clone, Copy)]
-pub(crate) struct Service {
-    pub(crate) vip: Ipv4Addr,
-    pub(crate) port: u16,
-    pub(crate) protocol: u32,
-    pub(crate) slot: u32,
+pub struct Service {
+    pub vip: Ipv4Addr,
+    pub port: u16,
+    pub protocol: u32,
+    pub slot: u32,
 }
 
 const fn service(slot: u32, vip: Ipv4Addr, port: u16, protocol: u32) -> Service {
@@ -89,38 +89,38 @@ const fn service(slot: u32, vip: Ipv4Addr, port: u16, protocol: u32) -> Service 
 }
 
 /// With a local backend.
-pub(crate) const HTTP: Service = service(0, VIP, 80, TCP);
+pub const HTTP: Service = service(0, VIP, 80, TCP);
 /// With a backend behind the same interface.
-pub(crate) const HTTPS: Service = service(1, VIP, 443, TCP);
+pub const HTTPS: Service = service(1, VIP, 443, TCP);
 /// With a local backend. [`DNS_TCP`] is another Service.
-pub(crate) const DNS_UDP: Service = service(2, VIP, 53, UDP);
-pub(crate) const DNS_TCP: Service = service(3, VIP, 53, TCP);
+pub const DNS_UDP: Service = service(2, VIP, 53, UDP);
+pub const DNS_TCP: Service = service(3, VIP, 53, TCP);
 /// With a backend behind another interface.
-pub(crate) const REDIRECTED: Service = service(4, VIP, 8443, TCP);
+pub const REDIRECTED: Service = service(4, VIP, 8443, TCP);
 /// With a backend on an unreachable node.
-pub(crate) const LOST: Service = service(5, VIP, 9000, TCP);
+pub const LOST: Service = service(5, VIP, 9000, TCP);
 /// Without backends.
-pub(crate) const EMPTY: Service = service(6, VIP, 9001, TCP);
+pub const EMPTY: Service = service(6, VIP, 9001, TCP);
 /// With backends on both other nodes and none here.
-pub(crate) const SPREAD: Service = service(7, VIP, 8080, TCP);
+pub const SPREAD: Service = service(7, VIP, 8080, TCP);
 /// With a table that has [`REMOTE`] for every flow, and with [`LOCAL`] as another backend.
-pub(crate) const MIXED: Service = service(8, VIP, 8081, TCP);
+pub const MIXED: Service = service(8, VIP, 8081, TCP);
 /// UDP to a backend behind the same interface.
-pub(crate) const SYSLOG: Service = service(9, VIP, 514, UDP);
+pub const SYSLOG: Service = service(9, VIP, 514, UDP);
 /// On the tagged VIP.
-pub(crate) const TAGGED_HTTP: Service = service(10, TAGGED, 80, TCP);
+pub const TAGGED_HTTP: Service = service(10, TAGGED, 80, TCP);
 /// On the VIP that another node leads.
-pub(crate) const FOLLOWED_HTTP: Service = service(11, FOLLOWED, 80, TCP);
+pub const FOLLOWED_HTTP: Service = service(11, FOLLOWED, 80, TCP);
 /// On the VIP that is announced elsewhere.
-pub(crate) const ELSEWHERE_HTTP: Service = service(12, ELSEWHERE, 80, TCP);
+pub const ELSEWHERE_HTTP: Service = service(12, ELSEWHERE, 80, TCP);
 /// Another port with [`HTTP`]'s backend.
-pub(crate) const HTTP_TOO: Service = service(13, VIP, 8000, TCP);
+pub const HTTP_TOO: Service = service(13, VIP, 8000, TCP);
 /// SCTP to a local backend, and to one behind the same interface.
-pub(crate) const PHONE: Service = service(14, VIP, 2905, SCTP);
-pub(crate) const PHONE_REMOTE: Service = service(15, VIP, 2906, SCTP);
+pub const PHONE: Service = service(14, VIP, 2905, SCTP);
+pub const PHONE_REMOTE: Service = service(15, VIP, 2906, SCTP);
 
 /// Entries of the LRU maps.
-pub(crate) const FLOWS: u32 = 1024;
+pub const FLOWS: u32 = 1024;
 
 /// Slots of Services.
 const SLOTS: usize = 18;
@@ -129,29 +129,29 @@ const RANGE: u32 = 32;
 
 /// Idle timeouts of a TCP flow, a UDP flow, a closed flow and a first fragment, in jiffies.
 const LIVES: [u32; 4] = [400_000, 100_000, 60_000, 30_000];
-pub(crate) const TCP_IDLE: u64 = LIVES[0] as u64;
-pub(crate) const UDP_IDLE: u64 = LIVES[1] as u64;
-pub(crate) const LINGER: u64 = LIVES[2] as u64;
-pub(crate) const FRAGMENT_LIFE: u64 = LIVES[3] as u64;
+pub const TCP_IDLE: u64 = LIVES[0] as u64;
+pub const UDP_IDLE: u64 = LIVES[1] as u64;
+pub const LINGER: u64 = LIVES[2] as u64;
+pub const FRAGMENT_LIFE: u64 = LIVES[3] as u64;
 /// Jiffies per second.
 const HZ: u32 = 4_000;
-pub(crate) const LATE: u64 = (abi::LATE_SECONDS * HZ) as u64;
+pub const LATE: u64 = (abi::LATE_SECONDS * HZ) as u64;
 /// Far longer than a case takes.
-pub(crate) const WHILE: u64 = 10_000;
+pub const WHILE: u64 = 10_000;
 /// The newest generation.
-pub(crate) const NEWEST: u32 = 999;
+pub const NEWEST: u32 = 999;
 
-pub(crate) fn address(address: Ipv4Addr) -> Address {
+pub fn address(address: Ipv4Addr) -> Address {
     Address::from(address)
 }
 
 /// Returns the Ethernet header of a frame from the client to this node.
-pub(crate) fn from_client() -> Ethernet {
+pub fn from_client() -> Ethernet {
     Ethernet::new(CLIENT_MAC, SELF_MAC)
 }
 
 /// Returns the Ethernet header of a frame that the peer has balanced.
-pub(crate) fn from_peer() -> Ethernet {
+pub fn from_peer() -> Ethernet {
     Ethernet::new(PEER_HANDOVER, SELF_MAC)
 }
 
@@ -160,13 +160,13 @@ fn vip_id(vip: Ipv4Addr) -> u32 {
 }
 
 impl Service {
-    pub(crate) fn key(self) -> abi::ServiceKey {
+    pub fn key(self) -> abi::ServiceKey {
         let protocol = self.protocol.to_le_bytes()[0];
         abi::ServiceKey { vip: vip_id(self.vip), port: self.port.to_be(), protocol, padding: 0 }
     }
 
     /// Returns the key of the client's flow to it.
-    pub(crate) fn flow(self) -> abi::FlowKey {
+    pub fn flow(self) -> abi::FlowKey {
         abi::FlowKey {
             client: address(CLIENT),
             vip: vip_id(self.vip),
@@ -178,7 +178,7 @@ impl Service {
     }
 
     /// Adds it as a Service with these tables: backends by index, evenly over at most half a range.
-    pub(crate) fn set(self, state: &mut State, table: &[Endpoint], local: &[Endpoint]) {
+    pub fn set(self, state: &mut State, table: &[Endpoint], local: &[Endpoint]) {
         let start = self.slot * RANGE;
         let mut place = |first: u32, endpoints: &[Endpoint]| {
             for (at, endpoint) in (first as usize..).zip(endpoints) {
@@ -203,13 +203,13 @@ impl Service {
     }
 
     /// [`abi::ServiceValue::flags`].
-    pub(crate) fn set_flags(self, state: &mut State, flags: u32) {
+    pub fn set_flags(self, state: &mut State, flags: u32) {
         state.services.get_mut(&self.key()).unwrap().flags = flags;
     }
 
     /// Records the client's flow to it, used `age` jiffies ago, without an epoch: as after its
     /// second packet.
-    pub(crate) fn record(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
+    pub fn record(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
         let key = self.flow();
         let value = abi::FlowRecord {
             vip: key.vip,
@@ -230,51 +230,51 @@ impl Service {
     }
 
     /// Records the client's flow to it, with the epoch of the backend's node.
-    pub(crate) fn record_vouched(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
+    pub fn record_vouched(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
         self.record(state, backend, age, flags);
         let epoch = backend.node_of(state).epoch;
         assert_ne!(epoch, 0);
         self.record_of(state).epoch = epoch;
     }
 
-    pub(crate) fn record_of(self, state: &mut State) -> &mut abi::FlowRecord {
+    pub fn record_of(self, state: &mut State) -> &mut abi::FlowRecord {
         state.flows.get_mut(&self.flow()).unwrap()
     }
 
     /// Records the client's flow to a local backend, whose replies are translated, used `age`
     /// jiffies ago.
-    pub(crate) fn remember(self, state: &mut State, backend: Endpoint, age: u64, isn: u32, flags: u32) {
+    pub fn remember(self, state: &mut State, backend: Endpoint, age: u64, isn: u32, flags: u32) {
         self.record(state, backend, age, flags | abi::FLOW_REPLIES);
         self.record_of(state).isn = isn;
     }
 }
 
 impl Endpoint {
-    pub(crate) fn of(self, state: &mut State) -> &mut abi::Backend {
+    pub fn of(self, state: &mut State) -> &mut abi::Backend {
         &mut state.backends[self.index as usize]
     }
 
-    pub(crate) fn node_of(self, state: &mut State) -> &mut abi::Node {
+    pub fn node_of(self, state: &mut State) -> &mut abi::Node {
         &mut state.nodes[self.node as usize]
     }
 
     /// The path to its node for VIPs of [`SEGMENT`].
-    pub(crate) fn path_of(self, state: &mut State) -> &mut abi::Node {
+    pub fn path_of(self, state: &mut State) -> &mut abi::Node {
         state.paths.get_mut(&path(self.node, SEGMENT)).unwrap()
     }
 }
 
-pub(crate) fn vip_of(state: &mut State, vip: Ipv4Addr) -> &mut abi::VipValue {
+pub fn vip_of(state: &mut State, vip: Ipv4Addr) -> &mut abi::VipValue {
     state.vips.get_mut(&address(vip)).unwrap()
 }
 
 /// Records that this MAC spoke for a VIP.
-pub(crate) fn claimed(state: &mut State, vip: Ipv4Addr, mac: Mac) {
+pub fn claimed(state: &mut State, vip: Ipv4Addr, mac: Mac) {
     speaker(state, vip, mac).claimed = 1;
 }
 
 /// Records that this MAC probed for a VIP, with this option in the probe.
-pub(crate) fn probed(state: &mut State, vip: Ipv4Addr, mac: Mac, option: [u8; 8]) {
+pub fn probed(state: &mut State, vip: Ipv4Addr, mac: Mac, option: [u8; 8]) {
     let speaker = speaker(state, vip, mac);
     (speaker.probed, speaker.option) = (1, u64::from_ne_bytes(option));
 }
@@ -286,12 +286,12 @@ fn speaker(state: &mut State, vip: Ipv4Addr, mac: Mac) -> &mut abi::Speaker {
 }
 
 /// Returns the current time of the fence's clock, `CLOCK_BOOTTIME`, nanoseconds.
-pub(crate) fn boot_time() -> u64 {
+pub fn boot_time() -> u64 {
     vipmux_cluster::clock::try_boottime().unwrap().as_nanos().try_into().unwrap()
 }
 
 /// Returns the state without flows, with the fence deadline an hour away.
-pub(crate) fn state() -> State {
+pub fn state() -> State {
     const HOUR: u64 = 3_600_000_000_000;
     let mut state = State {
         config: abi::Config {
@@ -347,19 +347,19 @@ fn paths(nodes: &[abi::Node]) -> BTreeMap<u32, abi::Node> {
 }
 
 /// Announces a VIP on [`SEGMENT`].
-pub(crate) fn on_segment(state: &mut State, vip: Ipv4Addr) {
+pub fn on_segment(state: &mut State, vip: Ipv4Addr) {
     vip_of(state, vip).flags |= SEGMENT << abi::VIP_SEGMENT_SHIFT;
 }
 
 /// Makes the VLANs of all paths known.
-pub(crate) fn know_vlans(state: &mut State) {
+pub fn know_vlans(state: &mut State) {
     for node in state.nodes.iter_mut().chain(state.paths.values_mut()) {
         node.flags |= abi::NODE_VLAN;
     }
 }
 
 /// Gives all live flows that were idle for [`WHILE`] a packet just now.
-pub(crate) fn freshen(state: &mut State) {
+pub fn freshen(state: &mut State) {
     let then = NOW_LOW - u32::try_from(WHILE).unwrap();
     for flow in state.flows.values_mut().filter(|flow| flow.seen == then) {
         flow.seen = NOW_LOW;
