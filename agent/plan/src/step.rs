@@ -49,10 +49,10 @@ impl Step {
 
     /// Whether the state that was reached before is no longer known after this step.
     ///
-    /// A VIP that stays keeps its id, and each plan looks at all VIPs. So a write of a VIP changes
-    /// nothing here.
+    /// A VIP that stays keeps its id, and each plan looks at all VIPs. The configuration names no backend, and the
+    /// agent writes the time of a removal into it, beside the plan. So neither changes anything here.
     pub(crate) fn leaves_reached_state(&self) -> bool {
-        !matches!(self, Self::Vip(_, Some(_)))
+        !matches!(self, Self::Vip(_, Some(_)) | Self::Config(_))
     }
 }
 

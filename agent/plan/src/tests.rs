@@ -162,6 +162,28 @@ fn kinds(plan: &Plan) -> Vec<&'static str> {
     plan.steps.iter().map(kind).collect()
 }
 
+/// The agent writes the time of a removal beside the plan. If the reached state were lost, each change of one
+/// Service would cost as much as all Services.
+#[test]
+fn the_time_of_a_removal_leaves_the_resolutions_of_other_services_as_they_are() {
+    let mut world = World::new();
+    let other = backends(&[(3, "c")]);
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "a"), (2, "b")])).serve(81, "other", &other));
+    let next = desired().serve(80, "web", &backends(&[(1, "a")])).serve(81, "other", &other);
+    let resolution = |world: &World| world.observed.reached.known(&other, &world.observed.maps).cloned().unwrap();
+    let before = resolution(&world);
+
+    let plan = world.plan(&next);
+    for step in &plan.steps {
+        world.kernel.apply(step, &world.capacities, world.now);
+        world.observed.record(step, world.now);
+    }
+    let config = abi::Config { removed: 7, ..*world.observed.config() };
+    world.observed.record(&Step::Config(config), world.now);
+    world.observed.mark_reached(&next, &plan);
+    assert!(Arc::ptr_eq(&before, &resolution(&world)), "the resolution was made again");
+}
+
 #[test]
 fn a_vip_appears_after_all_that_it_leads_to() {
     let plan = World::new().reach(&desired().serve(80, "web", &backends(&[(1, "a"), (2, "b")])));
