@@ -47,7 +47,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads them with [`state`]'s flow and limits.
+    /// Loads them with `state`'s flow and limits.
     pub fn load() -> Result<Self> {
         let load = |state: State| Program::load(&state, fixture::FLOWS);
         Ok(Self { v4: load(state())?, v6: load(family::state(state()))? })
@@ -155,7 +155,7 @@ fn seeds_of_ipv6() -> Vec<Vec<u8>> {
 
 /// A frame from the wire gets a verdict that is not the program's failure. A frame for no VIP
 /// passes untouched. A frame that is not sent back keeps its length. An answer is at most
-/// [`GROWTH`] longer than its request.
+/// `GROWTH` longer than its request.
 pub fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Outcome> {
     let outcome = program.run(Hook::Ingress, frame)?;
     ensure!((1..=XDP_REDIRECT).contains(&outcome.verdict), "verdict {}", outcome.verdict);
